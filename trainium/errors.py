@@ -1,0 +1,9 @@
+"""The one base of every error that the user can mend."""
+
+
+class UserError(ValueError):
+    """Something the user wrote or prepared does not work.
+
+    The message is complete on its own: what, where, why, and what to write instead. The command line prints it
+    without a traceback and exits with 2.
+    """
