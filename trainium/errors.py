@@ -7,3 +7,7 @@ class UserError(ValueError):
     The message is complete on its own: what, where, why, and what to write instead. The command line prints it
     without a traceback and exits with 2.
     """
+
+
+class StageFailed(RuntimeError):
+    """A stage's work was done and went wrong. The message says where it happened and what is known of the cause."""

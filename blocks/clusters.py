@@ -1,0 +1,83 @@
+"""Where jobs run."""
+
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Protocol
+
+from prefect.blocks.core import Block
+from pydantic import Field
+
+from slurm.cluster import SlurmScheduler
+from slurm.local import LocalScheduler
+from slurm.scheduler import Scheduler
+from trainium.files import read_json, write_json
+
+
+class Cluster(Protocol):
+    """What a flow needs to know of a cluster."""
+
+    runs: Path
+    python: Path
+    adopt_within: timedelta
+
+    def scheduler(self) -> Scheduler: ...
+
+
+class SlurmCluster(Block):
+    """A Slurm cluster whose head node this is, such as one made by AWS ParallelCluster."""
+
+    _block_type_name = "Slurm Cluster"
+    _description = "A Slurm cluster reached with sbatch, squeue, sacct and scancel from this machine."
+
+    runs: Path = Field(
+        description="Folder of the runs, on a filesystem that the compute nodes see too, such as /fsx/runs."
+    )
+    python: Path = Field(
+        default=Path(sys.executable),
+        description="Interpreter for the jobs that run this project (convert, export, evaluate), on a path that the "
+        "compute nodes see. Default: the one that runs the flow.",
+    )
+    slurm_conf: Path | None = Field(
+        default=None, description="Path of slurm.conf, if it is not the one that Slurm finds by itself."
+    )
+    adopt_within: timedelta = Field(
+        default=timedelta(seconds=60),
+        description="How long a submission whose answer was lost is looked for before it is made again.",
+    )
+
+    def scheduler(self) -> Scheduler:
+        return SlurmScheduler(conf=self.slurm_conf)
+
+
+class LocalCluster(Block):
+    """This machine: jobs are processes of their own that outlive the flow. For rehearsals and tests."""
+
+    _block_type_name = "Local Cluster"
+    _description = "Jobs as detached processes on this machine, with the job scripts and rules of Slurm."
+
+    runs: Path = Field(description="Folder of the runs.")
+    python: Path = Field(default=Path(sys.executable), description="Interpreter for the jobs that run this project.")
+    adopt_within: timedelta = Field(
+        default=timedelta(seconds=2),
+        description="How long a submission whose answer was lost is looked for before it is made again.",
+    )
+
+    def scheduler(self) -> Scheduler:
+        return LocalScheduler(self.runs.expanduser().absolute() / ".local-jobs")
+
+
+def remember(cluster: "SlurmCluster | LocalCluster", path: Path) -> None:
+    """Write down where a run's jobs are, for those who must find them when the flow is gone."""
+    write_json(path, {"kind": type(cluster).__name__, **cluster.model_dump(mode="json", include=_own_fields(cluster))})
+
+
+def recall(path: Path) -> "SlurmCluster | LocalCluster":
+    """The cluster that `remember` wrote. Raises FileNotFoundError."""
+    values: dict[str, Any] = read_json(path)
+    kinds: dict[str, type[SlurmCluster] | type[LocalCluster]] = {k.__name__: k for k in (SlurmCluster, LocalCluster)}
+    return kinds[values.pop("kind")](**values)
+
+
+def _own_fields(cluster: Block) -> set[str]:
+    return set(type(cluster).model_fields)

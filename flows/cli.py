@@ -1,0 +1,202 @@
+"""The `trainium` command.
+
+Prefect and torch are imported inside the commands that need them: a typing mistake is answered in a blink.
+"""
+
+import asyncio
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from trainium.errors import StageFailed, UserError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Fine-tune LLMs on AWS Trainium through Slurm, from a model name and a dataset to a verified model.",
+)
+console = Console()
+errors = Console(stderr=True)
+
+REFUSED, FAILED = 2, 1
+SECOND_CTRL_C = 5.0  # seconds
+
+RunsOption = Annotated[Path, typer.Option("--runs", help="Folder of the runs.")]
+RunOption = Annotated[
+    str | None, typer.Option("--run", help="Name of the run; starting it again goes on where it stopped.")
+]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print what would be submitted, and submit nothing.")]
+
+
+@app.command()
+def run(
+    recipe: Annotated[str, typer.Argument(help="Name of a recipe, or path of a YAML file.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Values that differ from the recipe's: key=value …")
+    ] = None,
+    run_name: RunOption = None,
+    runs: RunsOption = Path("runs"),
+    cluster: Annotated[
+        str, typer.Option(help="local, slurm, or a registered block: slurm-cluster/NAME, local-cluster/NAME.")
+    ] = "local",
+    toolchain: Annotated[
+        str, typer.Option(help="rehearsal, or the name of a registered Neuron Toolchain block.")
+    ] = "rehearsal",
+    dry_run: DryRunOption = False,
+) -> None:
+    """Run a recipe from the base model to the verified export."""
+    from trainium.config.recipe import load_recipe
+
+    given = list(overrides or ())
+    values = load_recipe(recipe, given)  # refused in a second, before Prefect starts
+    _quiet_prefect()
+    name = run_name or _dated(recipe)
+    where, tools = _cluster(cluster, runs), _toolchain(toolchain)
+    if dry_run:
+        _print_dry_run(values, name, where, tools)
+    else:
+        _finetune(recipe, given, name, where, tools)
+
+
+@app.command()
+def rehearse(
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Values that differ from the recipe's: key=value …")
+    ] = None,
+    run_name: RunOption = None,
+    runs: RunsOption = Path("runs"),
+) -> None:
+    """Run the whole chain on this machine, with the stand-in toolchain that trains on CPUs."""
+    run("rehearsal", overrides, run_name=run_name, runs=runs, cluster="local", toolchain="rehearsal", dry_run=False)
+
+
+@app.command()
+def cancel(
+    run_name: Annotated[str, typer.Argument(help="Name of the run.")],
+    runs: RunsOption = Path("runs"),
+) -> None:
+    """Cancel the jobs that a run has in the queue, whether or not its flow is still alive."""
+    _quiet_prefect()
+    from tasks.cancellation import cancel_jobs
+    from trainium.run.folder import RunFolder
+
+    ids = cancel_jobs(RunFolder.named(runs, run_name))
+    console.print(
+        f"Cancelled: {', '.join(ids)}" if ids else f"Run {run_name} has no job in the queue.", highlight=False
+    )
+
+
+def _finetune(recipe: str, overrides: list[str], run_name: str, cluster: Any, toolchain: Any) -> None:
+    from flows.finetune import finetune
+    from flows.terminal import TerminalListener
+    from tasks.cancellation import cancel_jobs
+    from tasks.listening import listening
+    from trainium.run.folder import RunFolder
+
+    folder = RunFolder.named(cluster.runs, run_name)
+    console.print(f"Run [bold]{run_name}[/] in {folder.path}", highlight=False)
+    try:
+        with listening(TerminalListener(console)):
+            report = asyncio.run(
+                finetune(recipe, overrides=overrides, run_name=run_name, cluster=cluster, toolchain=toolchain)
+            )
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        _detached(folder, lambda: cancel_jobs(folder))
+    console.print(f"\nReport: {report}\nModel:  {folder.path / 'export'}", highlight=False, soft_wrap=True)
+
+
+def _print_dry_run(recipe: Any, run_name: str, cluster: Any, toolchain: Any) -> None:
+    from flows.dry_run import dry_run
+    from tasks.jobspecs import Site
+    from trainium.run.folder import RunFolder
+
+    for title, text in dry_run(Site(recipe, RunFolder.named(cluster.runs, run_name), cluster, toolchain)):
+        print(f"### {title}\n{text}\n")
+
+
+def _detached(folder: Any, cancel_now: Any) -> None:
+    """After the first Ctrl-C: the job goes on; a second one cancels it."""
+    errors.print(
+        f"\nDetached from run {folder.name}: its job, if one is in the queue, goes on.\n"
+        "Start the same run again to follow it. To cancel it:\n"
+        f"  trainium cancel {folder.name} --runs {folder.path.parent}\n"
+        f"Ctrl-C again within {SECOND_CTRL_C:.0f} s cancels it now.",
+        highlight=False,
+    )
+    try:
+        time.sleep(SECOND_CTRL_C)
+    except KeyboardInterrupt:
+        ids = cancel_now()
+        errors.print(f"Cancelled: {', '.join(ids)}" if ids else "There was no job to cancel.", highlight=False)
+    raise typer.Exit(FAILED)
+
+
+def _cluster(choice: str, runs: Path) -> Any:
+    from blocks import LocalCluster, SlurmCluster
+
+    if choice == "local":
+        return LocalCluster(runs=runs)
+    if choice == "slurm":
+        return SlurmCluster(runs=runs)
+    kind, _, name = choice.partition("/")
+    kinds: dict[str, Any] = {"slurm-cluster": SlurmCluster, "local-cluster": LocalCluster}
+    if kind not in kinds or not name:
+        raise UserError(
+            f"--cluster {choice!r} is none of: local, slurm, slurm-cluster/NAME, local-cluster/NAME "
+            "(the last two are registered blocks)"
+        )
+    return _load(kinds[kind], name, "--cluster")
+
+
+def _toolchain(choice: str) -> Any:
+    from blocks import NeuronToolchain
+
+    return NeuronToolchain.stand_in() if choice == "rehearsal" else _load(NeuronToolchain, choice, "--toolchain")
+
+
+def _load(block: Any, name: str, option: str) -> Any:
+    try:
+        return block.load(name)
+    except ValueError as error:
+        raise UserError(
+            f"{option}: no {block.__name__} block named {name!r} is registered. "
+            "Register blocks with `python -m deployments.register`, or make one in the Prefect UI."
+        ) from error
+
+
+def _dated(recipe: str) -> str:
+    return f"{Path(recipe).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def _quiet_prefect() -> None:
+    """Before Prefect is imported: its log goes to the UI, the terminal belongs to the run's progress."""
+    os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
+    os.environ.setdefault("PREFECT_SERVER_LOGGING_LEVEL", "CRITICAL")
+    # Its own limit is 20 s; a cold start on two busy cores was measured at 33 s.
+    os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
+
+
+def main() -> None:
+    """Entry point: 0 done, 1 failed, 2 refused; one message and no traceback for everything that was foreseen."""
+    from slurm.errors import InvalidJobSpec, SlurmError
+
+    try:
+        app()
+    except (UserError, InvalidJobSpec) as error:
+        errors.print(f"[bold red]refused:[/] {_text(error)}", highlight=False, soft_wrap=True)
+        sys.exit(REFUSED)
+    except (StageFailed, SlurmError, OSError) as error:
+        errors.print(f"[bold red]failed:[/] {_text(error)}", highlight=False, soft_wrap=True)
+        sys.exit(FAILED)
+
+
+def _text(error: BaseException) -> str:
+    from rich.markup import escape
+
+    return escape(str(error))

@@ -1,0 +1,88 @@
+"""The parent flow: from a model name and a dataset to a fine-tuned, verified model."""
+
+import asyncio
+from datetime import datetime
+from pathlib import Path
+
+from prefect import flow, runtime
+
+from blocks import HuggingFaceHub, LocalCluster, NeuronToolchain, S3Storage, SlurmCluster, remember
+from flows.lifecycle import cancel_left_jobs, kept_alive, label_run
+from tasks.compile import compile_graphs
+from tasks.context import Run
+from tasks.convert import convert
+from tasks.dataset import prepare_dataset
+from tasks.evaluate import evaluate
+from tasks.export import export
+from tasks.jobspecs import Site
+from tasks.listening import current_listeners
+from tasks.model import fetch_model
+from tasks.plan import make_plan
+from tasks.report import write_report
+from tasks.toolchain import probe_toolchain
+from tasks.train import train
+from trainium.config.overrides import RecipeOverrides
+from trainium.config.recipe import difference, frozen_part, load_recipe, recipe_yaml
+from trainium.run.folder import RunFolder, check_run_name
+
+DEFAULT_RUNS = Path("runs")
+
+
+@flow(name="finetune", log_prints=False, validate_parameters=True, on_cancellation=[cancel_left_jobs])
+async def finetune(
+    recipe: str,
+    overrides: list[str] | RecipeOverrides | None = None,
+    run_name: str | None = None,
+    cluster: SlurmCluster | LocalCluster | None = None,
+    toolchain: NeuronToolchain | None = None,
+    hub: HuggingFaceHub | None = None,
+    storage: S3Storage | None = None,
+) -> Path:
+    """Fine-tune a model on AWS Trainium.
+
+    Args:
+        recipe: Name of a recipe in deployments/recipes, or path of a YAML file.
+        overrides: Values that differ from the recipe's: `key.nested=value` lines, or the form's fields.
+        run_name: Name of the run and of its folder. Starting it again goes on where it stopped.
+            Default: the recipe's name and the scheduled time of this flow run.
+        cluster: Where jobs run. Default: this machine, with its runs in `runs/`.
+        toolchain: What compiles and trains. Default: the rehearsal's stand-in for CPUs.
+        hub: Where the base model comes from, and the token for it. Default: the public hub, with the token that
+            `hf auth login` stored.
+        storage: Where an s3:// dataset comes from. Default: Amazon's S3 with boto3's own credentials.
+
+    Returns:
+        The path of the run's report.
+    """
+    values = load_recipe(recipe, overrides.as_dotlist() if isinstance(overrides, RecipeOverrides) else overrides or ())
+    cluster = cluster or LocalCluster(runs=DEFAULT_RUNS)
+    folder = RunFolder.named(cluster.runs, run_name or default_run_name(recipe, runtime.flow_run.scheduled_start_time))
+    lease = folder.start(recipe_yaml(values), frozen_part(values), lambda old: difference(old, frozen_part(values)))
+    try:
+        remember(cluster, folder.cluster)
+        await label_run(folder)
+        site = Site(values, folder, cluster, toolchain or NeuronToolchain.stand_in())
+        run = Run(site, lease, hub=hub, storage=storage, listeners=current_listeners())
+        async with kept_alive(lease):
+            await _stages(run)
+        return await asyncio.to_thread(write_report, run)
+    finally:
+        await asyncio.to_thread(lease.release)
+
+
+async def _stages(run: Run) -> None:
+    """What comes after what; each returns at once when its record stands."""
+    await make_plan(run)
+    await probe_toolchain(run)
+    await fetch_model(run)
+    await prepare_dataset(run)
+    await convert(run)
+    await compile_graphs(run)
+    await train(run)
+    await export(run)
+    await evaluate(run)
+
+
+def default_run_name(recipe: str, scheduled: datetime) -> str:
+    """Recipe and scheduled time: the same in every retry of a flow run, another one next week."""
+    return check_run_name(f"{Path(recipe).stem}-{scheduled:%Y%m%d-%H%M%S}")

@@ -1,0 +1,59 @@
+"""A run as a person at a terminal sees it: a line per stage, and the current one alive below."""
+
+import time
+
+from rich.console import Console
+from rich.markup import escape
+from rich.status import Status
+
+from trainium.run.records import StageRecord
+from trainium.run.report import duration
+
+QUIET_LINE_EVERY = 15.0  # seconds between progress lines where there is no terminal to redraw
+
+
+class TerminalListener:
+    """Prints to the console; on a real terminal the running stage has a spinner with its progress."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._status: Status | None = None
+        self._last_line = 0.0
+        self._last_text = ""
+
+    def started(self, stage: str) -> None:
+        self._last_line, self._last_text = time.monotonic(), ""
+        if self._console.is_terminal:
+            self._status = self._console.status(f"{stage:<9}", spinner="dots")
+            self._status.start()
+
+    def progress(self, stage: str, text: str, fraction: float | None) -> None:
+        shown = f"{stage:<9} {text}" if fraction is None else f"{stage:<9} {fraction:4.0%}  {text}"
+        if self._status is not None:
+            self._status.update(escape(shown))
+            return
+        new_kind = fraction is None and text != self._last_text
+        if new_kind or time.monotonic() - self._last_line > QUIET_LINE_EVERY:
+            self._last_line, self._last_text = time.monotonic(), text
+            self._console.print(f"  … {escape(shown)}", highlight=False)
+
+    def finished(self, record: StageRecord, *, skipped: bool) -> None:
+        self._stop()
+        verified = record.verified[0] if record.verified else ""
+        took = "done before" if skipped else duration(record.seconds)
+        job = f" job {record.jobs[-1].id}" if record.jobs and not skipped else ""
+        self._console.print(
+            f"[green]✓[/] {record.stage:<9} {took:>12}  {escape(verified)}[dim]{escape(job)}[/]", highlight=False
+        )
+        if not skipped:
+            for note in record.notes:
+                self._console.print(f"  [yellow]•[/] {escape(note)}", highlight=False)
+
+    def failed(self, stage: str, error: BaseException) -> None:
+        self._stop()
+        self._console.print(f"[red]✗[/] {stage}", highlight=False)
+
+    def _stop(self) -> None:
+        if self._status is not None:
+            self._status.stop()
+            self._status = None

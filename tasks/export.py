@@ -1,0 +1,91 @@
+"""Stage export: the trained checkpoint as a Hugging Face model, held against its base."""
+
+from pathlib import Path
+from typing import Any
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from slurm.spec import JobSpec
+from tasks.context import Run
+from tasks.jobs import FinishedJob, run_job
+from tasks.jobspecs import Site, base_config, converter_job, export_job
+from tasks.stage import StageResult, run_stage
+from trainium.checkpoint.layout import Architecture
+from trainium.errors import StageFailed
+from trainium.files import write_atomic, write_json
+from trainium.model.nxdt_converter import FULL_STATE, Direction
+from trainium.run.records import Output, StageRecord
+
+
+@task(name="export", task_run_name="export", cache_policy=NO_CACHE)
+async def export(run: Run) -> StageRecord:
+    """NxD → HF, verified; nothing takes the export's name before it is."""
+    inputs = {
+        "export": run.recipe.export.model_dump(mode="json"),
+        "engine": run.recipe.convert.engine,
+    }
+    return await run_stage(run, "export", inputs, lambda: _export(run))
+
+
+async def _export(run: Run) -> StageResult:
+    checkpoint = _checkpoint(run)
+    before: tuple[FinishedJob, ...] = ()
+    merged: Path | None = None
+    if run.recipe.convert.engine == "nxdt":
+        merged = run.folder.path / "export-single-file"
+        before = (await _merge_with_toolchain(run, checkpoint, merged),)
+    job = await run_job(run, "export", lambda path: _describe(run.site, path, checkpoint, merged))
+    report = job.report()
+    if merged is not None:
+        (merged / FULL_STATE).unlink(missing_ok=True)
+    return StageResult(
+        outputs=(Output.of(run.places.export),),
+        jobs=tuple(finished.note for finished in (*before, job)),
+        verified=tuple(report["verified"]),
+        notes=tuple(report["notes"]),
+        facts=report,
+        table=report["table"],
+    )
+
+
+async def _merge_with_toolchain(run: Run, checkpoint: Path, out: Path) -> FinishedJob:
+    arch = Architecture.from_config(base_config(run.site))
+
+    def describe(path: Path) -> JobSpec:
+        return converter_job(run.site, path, Direction.TO_HF, checkpoint / "model", out, arch)
+
+    return await run_job(run, "export-merge", describe)
+
+
+def _describe(site: Site, job: Path, checkpoint: Path, merged: Path | None) -> JobSpec:
+    """Write what the export job reads beside its script, and describe the job."""
+    template = job / "chat_template.jinja" if site.recipe.export.chat_template is not None else None
+    if template is not None:
+        write_atomic(template, str(site.recipe.export.chat_template))
+    card = job / "model-card.json"
+    write_json(card, _card(site))
+    return export_job(site, job, checkpoint, merged=merged, template=template, card=card)
+
+
+def _card(site: Site) -> dict[str, Any]:
+    recipe = site.recipe
+    return {
+        "run": site.folder.name,
+        "recipe": recipe.name,
+        "base": recipe.model.source,
+        "dataset": recipe.dataset.source,
+        "steps": recipe.training.max_steps,
+        "seq_length": recipe.training.seq_length,
+        "global_batch_size": recipe.training.global_batch_size,
+        "learning_rate": recipe.training.learning_rate,
+        "instance_type": recipe.instance_type,
+        "rehearsal": site.toolchain.rehearsal,
+    }
+
+
+def _checkpoint(run: Run) -> Path:
+    record = run.folder.record("train")
+    if record is None:
+        raise StageFailed("export: there is no finished training in this run")
+    return Path(record.facts["checkpoint"])

@@ -1,0 +1,220 @@
+"""What each job of a run is: pure functions from recipe and paths to JobSpecs, so that a dry run shows the same ones.
+
+Jobs in the `project` environment run this project's interpreter; jobs in the `toolchain` environment run NxDT.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from blocks import Cluster, NeuronToolchain
+from slurm.spec import JobSpec
+from tasks.places import Places
+from trainium.checkpoint.layout import Architecture, Layout
+from trainium.config.instances import INSTANCES
+from trainium.config.rules import layout_of
+from trainium.config.schema import Recipe, StageResources
+from trainium.launch import Launch
+from trainium.model.companions import read_object
+from trainium.model.nxdt_converter import FULL_STATE, SCRIPT, Direction, converter_argv, converter_env
+from trainium.run.folder import RunFolder
+
+LAUNCH = "launch.sh"
+RESULT = "result.json"
+
+
+@dataclass(frozen=True)
+class Site:
+    """A run's recipe and everything around it that a job's description needs."""
+
+    recipe: Recipe
+    folder: RunFolder
+    cluster: Cluster
+    toolchain: NeuronToolchain
+
+    @property
+    def places(self) -> Places:
+        return Places(self.folder, self.recipe)
+
+    @property
+    def layout(self) -> Layout:
+        return layout_of(self.recipe)
+
+    @property
+    def devices(self) -> int:
+        """Training processes (cores) per node."""
+        parallelism = self.recipe.parallelism
+        return INSTANCES[self.recipe.instance_type].cores_for(parallelism.tensor, parallelism.pipeline)
+
+
+def base_config(site: Site) -> dict[str, Any]:
+    """The base model's config.json. Raises BaseModelError (a UserError) when it is not there or no JSON object."""
+    return read_object(site.places.base / "config.json")
+
+
+def to_nxd_job(site: Site, job: Path) -> JobSpec:
+    """HF → NxD with this project's converter, every tensor compared with its source afterwards."""
+    places = site.places
+    command = ("-m", "trainium.checkpoint", "to-nxd", str(places.base), str(places.nxd))
+    return _project_job(
+        site, site.recipe.resources.convert, job, (*command, *_layout_options(site), "--verify", *_report(job))
+    )
+
+
+def single_file_job(site: Site, job: Path) -> JobSpec:
+    """The single file that the toolchain's converter reads, made of the base model."""
+    command = ("-m", "trainium.model.nxdt_converter", "prepare", str(site.places.base), str(single_file(site)))
+    return _project_job(site, site.recipe.resources.convert, job, command)
+
+
+def single_file(site: Site) -> Path:
+    return site.folder.path / "base-single-file" / FULL_STATE
+
+
+def verify_nxd_job(site: Site, job: Path) -> JobSpec:
+    """Compare what the toolchain's converter wrote with the base model, tensor for tensor."""
+    command = ("-m", "trainium.checkpoint", "verify-nxd", str(site.places.base), str(site.places.nxd))
+    return _project_job(site, site.recipe.resources.convert, job, (*command, *_layout_options(site), *_report(job)))
+
+
+def converter_job(site: Site, job: Path, direction: Direction, source: Path, out: Path, arch: Architecture) -> JobSpec:
+    """The toolchain's own converter, in the toolchain's environment, without a terminal and without the network."""
+    script = site.toolchain.examples / SCRIPT
+    config = site.places.base / "config.json"
+    resources = site.recipe.resources
+    return _job(
+        site,
+        resources.convert if direction is Direction.TO_NXD else resources.export,
+        job,
+        environment="toolchain",
+        payload=converter_argv(script, direction, source, out, config, site.layout.resolve(arch), arch),
+        variables={**site.toolchain.environment, **converter_env()},
+    )
+
+
+def launch_job(site: Site, job: Path, phase: Literal["compile", "train"]) -> JobSpec:
+    """Compile or train: one task per node, each running the launch script of the job's folder."""
+    resources = site.recipe.resources
+    return _job(
+        site,
+        resources.compile if phase == "compile" else resources.train,
+        job,
+        environment="toolchain",
+        payload=("bash", str(job / LAUNCH)),
+        variables={**site.toolchain.environment, "PYTHONUNBUFFERED": "1"},
+        nodes=resources.nodes,
+        per_task=True,
+    )
+
+
+def launch_of(site: Site, job: Path, phase: Literal["compile", "train"], config: Path) -> Launch:
+    """The launch script's values for one attempt."""
+    return Launch(
+        phase=phase,
+        examples=site.toolchain.examples,
+        config=config,
+        cache=site.places.cache,
+        log_folder=log_folder(site, phase),
+        version=site.folder.name,
+        devices=site.devices,
+    )
+
+
+def log_folder(site: Site, phase: Literal["compile", "train"]) -> Path:
+    """NxDT's log folder. The trial run of a compile writes no checkpoints, but NeMo makes folders: they stay apart."""
+    return site.places.experiment if phase == "train" else site.places.experiment / "compile"
+
+
+def export_job(
+    site: Site, job: Path, checkpoint: Path, *, merged: Path | None, template: Path | None, card: Path
+) -> JobSpec:
+    """NxD → HF with everything that belongs to a model, verified against the base.
+
+    `merged` is the folder with the single file that the toolchain's converter made, when that was the engine.
+    """
+    export = site.recipe.export
+    command = ["-m", "trainium.model.export", "--checkpoint", str(checkpoint), "--base", str(site.places.base)]
+    command += ["--out", str(site.places.export), *_layout_options(site), "--model-card-data", str(card)]
+    command += ["--full-state", str(merged / FULL_STATE)] if merged else []
+    command += ["--chat-template", str(template)] if template else []
+    command += ["--dtype", export.dtype] if export.dtype else []
+    command += ["--single-file"] if export.single_file else []
+    return _project_job(site, site.recipe.resources.export, job, (*command, *_report(job)))
+
+
+def evaluate_job(site: Site, job: Path) -> JobSpec:
+    """Held-out loss and sample answers, base against tuned."""
+    evaluate, places = site.recipe.evaluate, site.places
+    command = ["-m", "trainium.model.evaluate", "--base", str(places.base), "--tuned", str(places.export)]
+    command += ["--data", str(places.validation_rows), "--rows", str(evaluate.rows), "--samples", str(evaluate.samples)]
+    command += ["--max-new-tokens", str(evaluate.max_new_tokens), "--seq-length", str(site.recipe.training.seq_length)]
+    return _project_job(site, site.recipe.resources.evaluate, job, (*command, *_report(job)))
+
+
+def _layout_options(site: Site) -> tuple[str, ...]:
+    layout = site.layout
+    options = {
+        "--tp": layout.tp,
+        "--pp": layout.pp,
+        "--kv-replicator": layout.kv_replicator,
+        "--qkv": layout.qkv,
+        "--virtual-pp": layout.virtual_pp,
+        "--instance-family": layout.instance_family,
+    }
+    return tuple(word for name, value in options.items() for word in (name, str(value)))
+
+
+def _report(job: Path) -> tuple[str, str]:
+    return "--report", str(job / RESULT)
+
+
+def _project_job(site: Site, resources: StageResources, job: Path, command: tuple[str, ...]) -> JobSpec:
+    variables = {
+        "HF_HUB_OFFLINE": "1",  # everything is there already; nothing may ask the network or for a token
+        "OMP_NUM_THREADS": str(resources.cpus_per_task),
+        "PYTHONUNBUFFERED": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    payload = (str(site.cluster.python), *command)
+    return _job(site, resources, job, environment="project", payload=payload, variables=variables)
+
+
+def _job(
+    site: Site,
+    resources: StageResources,
+    job: Path,
+    *,
+    environment: Literal["project", "toolchain"],
+    payload: tuple[str, ...],
+    variables: Mapping[str, str],
+    nodes: int = 1,
+    per_task: bool = False,
+) -> JobSpec:
+    shared = site.recipe.resources
+    activate = site.toolchain.activate if environment == "toolchain" else None
+    return JobSpec(
+        payload=payload,
+        environment=environment,
+        activate=str(activate.expanduser()) if activate else None,
+        env=variables,
+        cwd=str(job),
+        per_task=per_task,
+        nodes=nodes,
+        ntasks=nodes,
+        tasks_per_node=1,
+        cpus_per_task=resources.cpus_per_task,
+        time=resources.time,
+        memory=resources.memory,
+        exclusive=resources.exclusive,
+        partition=shared.partition,
+        account=shared.account,
+        qos=shared.qos,
+        reservation=shared.reservation,
+        constraint=shared.constraint,
+        nodelist=shared.nodelist,
+        exclude=shared.exclude,
+        requeue=shared.requeue,
+        mail_type=shared.mail_type,
+        mail_user=shared.mail_user,
+    )

@@ -1,0 +1,154 @@
+"""Stage train: NxDT in a job, its progress shown while it runs, its end believed only with the positive marker."""
+
+import time
+from pathlib import Path
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from slurm.folder import JobFolder
+from slurm.spec import JobSpec
+from tasks.artifacts import Progress, loss_curve, show_markdown
+from tasks.context import Run
+from tasks.jobs import failure_lines, run_job
+from tasks.launching import prepare_launch
+from tasks.stage import StageResult, run_stage
+from trainium.checkpoint.training import TrainingCheckpoint, last_complete, list_checkpoints
+from trainium.config.nxdt import ResumePoint
+from trainium.errors import StageFailed
+from trainium.logs.tail import Tail
+from trainium.logs.training import TrainingLog, TrainingProgress
+from trainium.run.records import Output, StageRecord
+from trainium.run.report import duration
+
+UI_EVERY = 5.0  # seconds between two updates of the artifact; each is an HTTP call
+
+
+@task(name="train", task_run_name="train", cache_policy=NO_CACHE)
+async def train(run: Run) -> StageRecord:
+    """Train to max_steps, or go on from the last complete checkpoint of an attempt that ended early."""
+    recipe = run.recipe
+    inputs = {
+        "training": recipe.training.model_dump(mode="json"),
+        "parallelism": recipe.parallelism.model_dump(mode="json"),
+        "nodes": recipe.resources.nodes,
+    }
+    return await run_stage(run, "train", inputs, lambda: _train(run))
+
+
+async def _train(run: Run) -> StageResult:
+    follower = _Follower(run)
+
+    def describe(path: Path) -> JobSpec:
+        name, resume = _start(run, int(path.name.rpartition("-")[2]))
+        follower.expect_resume = resume is not None
+        return prepare_launch(run.site, path, "train", name, resume)
+
+    job = await run_job(run, "train", describe, follower.tick)
+    progress = follower.finish(job.folder)
+    checkpoint = last_complete(run.places.checkpoints, run.site.layout.shard_count)
+    losses = [(point.step, point.loss) for point in progress.points if point.loss is not None]
+    problems = [*map(str, progress.problems), *_unfinished(run, checkpoint, losses)]
+    if problems or checkpoint is None:
+        run.folder.end_attempt("train", job.note.attempt, job.note, succeeded=False)
+        head = f"train failed: job {job.note.id} ended with code 0, but the training is not what it should be:"
+        text = [head, *(f"  {problem}" for problem in problems), f"  log: {job.note.log}", *failure_lines(job.folder)]
+        raise StageFailed("\n".join(text))
+    await show_markdown("train-loss", loss_curve(losses))
+    return StageResult(
+        outputs=(Output.of(checkpoint.path),),
+        jobs=(job.note,),
+        verified=(
+            f"max_steps={run.recipe.training.max_steps} reached, loss {losses[0][1]:.3g} → {losses[-1][1]:.3g}, finite",
+            f"checkpoint of step {checkpoint.step} complete: {run.site.layout.shard_count} shards, marker `done`",
+        ),
+        notes=_notes(progress),
+        facts={"checkpoint": str(checkpoint.path), "step": checkpoint.step, "losses": losses},
+        table=[
+            {"step": item.step, "checkpoint": item.path.name, "complete": item.complete}
+            for item in list_checkpoints(run.places.checkpoints, run.site.layout.shard_count)
+        ],
+    )
+
+
+def _start(run: Run, attempt: int) -> tuple[str, ResumePoint | None]:
+    """The config's name and where training starts: the converted weights, or what an earlier attempt left complete."""
+    if attempt == 1:
+        return "train", None
+    checkpoint = last_complete(run.places.checkpoints, run.site.layout.shard_count)
+    if checkpoint is None:
+        return f"train-again-{attempt - 1}", None
+    return f"train-resume-{attempt - 1}", ResumePoint(checkpoint.path)
+
+
+def _unfinished(run: Run, checkpoint: TrainingCheckpoint | None, losses: list[tuple[int, float]]) -> list[str]:
+    steps = run.recipe.training.max_steps
+    problems = [] if losses else ["the log shows no loss"]
+    if checkpoint is None:
+        problems.append(f"there is no complete checkpoint in {run.places.checkpoints}")
+    elif checkpoint.step != steps:
+        problems.append(f"the last complete checkpoint is of step {checkpoint.step}, not {steps}: {checkpoint.path}")
+    return problems
+
+
+def _notes(progress: TrainingProgress) -> tuple[str, ...]:
+    """What the log says of time; the first steps carry compilation and are not in the median."""
+    saves = [save.seconds for save in progress.checkpoints if save.seconds is not None]
+    notes = []
+    if progress.seconds_per_step is not None:
+        notes.append(f"{duration(progress.seconds_per_step)} per step (median of the last ones)")
+    if saves:
+        notes.append(f"{len(saves)} checkpoints saved, each in at most {duration(max(saves))}")
+    return tuple(notes)
+
+
+class _Follower:
+    """Reads the job's log as it grows."""
+
+    def __init__(self, run: Run) -> None:
+        self.expect_resume = False
+        self._run = run
+        self._log: TrainingLog | None = None
+        self._tail: Tail | None = None
+        self._bar = Progress("train-progress", "training steps")
+        self._shown = 0.0
+
+    async def tick(self, folder: JobFolder) -> None:
+        progress = self._read(folder).progress
+        if not progress.points:
+            return
+        steps = self._run.recipe.training.max_steps
+        fraction = min(progress.step / steps, 1.0)
+        self._run.progress("train", _line(progress, steps), fraction)
+        if time.monotonic() - self._shown > UI_EVERY:
+            self._shown = time.monotonic()
+            await self._bar.update(fraction)
+
+    def finish(self, folder: JobFolder) -> TrainingProgress:
+        log = self._read(folder)
+        log.close()
+        return log.progress
+
+    def _read(self, folder: JobFolder) -> TrainingLog:
+        if self._tail is None or self._log is None:
+            recipe = self._run.recipe
+            self._tail = Tail(folder.log)
+            self._log = TrainingLog(
+                folder.log,
+                max_steps=recipe.training.max_steps,
+                expect_resume=self.expect_resume,
+                nodes=recipe.resources.nodes,
+            )
+        for block in self._tail.read():
+            self._log.feed(block)
+        return self._log
+
+
+def _line(progress: TrainingProgress, steps: int) -> str:
+    text = f"step {progress.step} of {steps}"
+    loss = next((point.loss for point in reversed(progress.points) if point.loss is not None), None)
+    if loss is not None:
+        text += f", loss {loss:.4g}"
+    if progress.eta_seconds is not None:
+        text += f", {duration(progress.eta_seconds)} left"
+    return text

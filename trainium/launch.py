@@ -1,0 +1,75 @@
+"""The script that every task of a compile or training job runs: what NxDT's `train.sh` does, without its traps.
+
+`train.sh` looks for its config only in `./conf`, goes on without one, and uses the cache and log folder that
+`train_setup.sh` has just overwritten (read in neuronx-distributed-training, examples/). So this launch sources
+`train_setup.sh` for what it knows of the cluster, sets those variables again, and names its config by absolute path.
+It runs in the job's own folder, where neuron_parallel_compile dumps its results and Hydra its outputs. The log folder
+is a value in the config and no override on the command line: Hydra would parse a path with a comma or a quote in it.
+"""
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+MISSING_CONFIG = 66  # EX_NOINPUT of sysexits.h
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """What differs between launches. All paths absolute; `devices` is the number of processes (cores) per node."""
+
+    phase: Literal["compile", "train"]
+    examples: Path
+    config: Path
+    cache: Path
+    log_folder: Path
+    version: str
+    devices: int
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+def render_launch(launch: Launch) -> str:
+    """The script's text. Pure; every value is quoted."""
+    q = shlex.quote
+    exports = {
+        "NEURON_COMPILE_CACHE_URL": str(launch.cache),
+        "EXPLICIT_LOGDIR": str(launch.log_folder),
+        "NEMO_EXPM_VERSION": launch.version,
+        **launch.variables,
+    }
+    if launch.phase == "compile":
+        # The dumped JSON is what the gate reads first; COMPILE=1 makes the trial run ten steps long.
+        exports |= {"COMPILE": "1", "NEURON_PARALLEL_COMPILE_DUMP_RESULTS": "1"}
+    before = "neuron_parallel_compile " if launch.phase == "compile" else ""
+    lines = [
+        "#!/bin/bash",
+        f"# trainium-flows: {launch.phase}, run once by every task of the job",
+        "set -o pipefail",
+        "",
+        f"config={q(str(launch.config))}",
+        'if [ ! -f "$config" ]; then',
+        '    echo "launch: the config $config is missing on $(hostname); is the run folder shared?" >&2',
+        f"    exit {MISSING_CONFIG}",
+        "fi",
+        "",
+        f"source {q(str(launch.examples / 'train_setup.sh'))} || exit",
+        "",
+        "# train_setup.sh has just set some of these to values of its own",
+        *(f"export {name}={q(value)}" for name, value in exports.items()),
+        "",
+        f"exec {before}torchrun \\",
+        f"    --nproc_per_node {launch.devices} \\",
+        '    --nnodes "$NTASKS" \\',
+        '    --node_rank "$NODEID" \\',
+        '    --master_addr "$MASTER_ADDR" \\',
+        '    --master_port "$MASTER_PORT" \\',
+        f"    {q(str(launch.examples / 'training_orchestrator.py'))} \\",
+        f"    --config-path={q(str(launch.config.parent))} \\",
+        f"    --config-name={q(launch.config.stem)} \\",
+        f"    trainer.devices={launch.devices} \\",
+        '    trainer.num_nodes="$NTASKS"',
+        "",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,154 @@
+"""Names and files of one run: `<runs>/<run name>/`."""
+
+import re
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from trainium.errors import UserError
+from trainium.files import read_json, write_atomic, write_json
+from trainium.run.lease import Lease
+from trainium.run.records import JobNote, StageRecord
+
+# What every filesystem, Slurm's %-expansion, a shell and a URL leave alone. No leading dot or dash: hidden, an option.
+RUN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,79}", re.ASCII)
+
+
+class RunNameError(UserError):
+    """A name that would not be one folder below the runs folder."""
+
+
+class RecipeChanged(UserError):
+    """The run was started with other values, and they change the result."""
+
+
+def check_run_name(name: str) -> str:
+    """The name itself, or RunNameError saying what works."""
+    if not RUN_NAME.fullmatch(name):
+        raise RunNameError(
+            f"run name {name!r} does not work: it becomes a folder name and part of job names. "
+            "Use 1 to 80 letters, digits, '_', '.', '+' or '-' (ASCII), starting with a letter, a digit or '_'."
+        )
+    return name
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Where everything of a run is. Making this object touches nothing; `start` does."""
+
+    path: Path
+
+    @classmethod
+    def named(cls, runs: Path, name: str) -> "RunFolder":
+        return cls(runs.expanduser().absolute() / check_run_name(name))
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def recipe(self) -> Path:
+        return self.path / "recipe.yaml"
+
+    @property
+    def plan(self) -> Path:
+        return self.path / "plan.json"
+
+    @property
+    def cluster(self) -> Path:
+        """Where the run's jobs are, for a cancellation that comes after the flow has died."""
+        return self.path / "cluster.json"
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config"
+
+    @property
+    def jobs(self) -> Path:
+        return self.path / "jobs"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.md"
+
+    def job(self, stage: str, attempt: int) -> Path:
+        return self.jobs / f"{stage}-{attempt}"
+
+    def attempts(self, stage: str) -> tuple[int, ...]:
+        """Numbers of the attempts there are, in order."""
+        pattern = re.compile(rf"{re.escape(stage)}-(\d+)")
+        folders = self.jobs.iterdir() if self.jobs.is_dir() else iter(())
+        found = (pattern.fullmatch(folder.name) for folder in folders)
+        return tuple(sorted(int(match[1]) for match in found if match))
+
+    @property
+    def uid(self) -> str:
+        """Random, made with the folder: a deleted and remade run of the same name is another run."""
+        return str(read_json(self.path / "run.json")["uid"])
+
+    def start(
+        self, recipe_yaml: str, frozen: Mapping[str, Any], difference: Callable[[Mapping[str, Any]], list[str]]
+    ) -> Lease:
+        """Make the folder or enter it again, and take its lease.
+
+        `frozen` are the values that decide the result; `difference` compares those of the first start with them and
+        names what changed. Raises RecipeChanged or RunBusy; nothing is changed then.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        lease = Lease.take(self.path / "lease.json")
+        try:
+            if (self.path / "run.json").exists():
+                self._refuse_other_values(difference)
+            else:
+                started = {"uid": secrets.token_hex(5), "created": now(), "name": self.name, "frozen": frozen}
+                write_json(self.path / "run.json", started)
+            write_atomic(self.recipe, recipe_yaml)
+        except BaseException:
+            lease.release()
+            raise
+        return lease
+
+    def _refuse_other_values(self, difference: Callable[[Mapping[str, Any]], list[str]]) -> None:
+        changed = difference(read_json(self.path / "run.json")["frozen"])
+        if changed:
+            lines = "\n".join(f"  {line}" for line in changed)
+            raise RecipeChanged(
+                f"run {self.name!r} in {self.path.parent} was started with other values:\n{lines}\n"
+                "They decide the result, so they stay as they are for this run. "
+                "Write the old values, or give the new run another name."
+            )
+
+    def record(self, stage: str) -> StageRecord | None:
+        """What the stage left when it finished last, whatever its inputs were."""
+        try:
+            return StageRecord.from_json(read_json(self.path / "stages" / f"{stage}.json"))
+        except FileNotFoundError:
+            return None
+
+    def finished(self, stage: str, inputs: str) -> StageRecord | None:
+        """The record that stands for this work, or None when the work has to be done."""
+        record = self.record(stage)
+        return record if record and record.inputs == inputs and record.skippable else None
+
+    def end_attempt(self, stage: str, attempt: int, note: JobNote, *, succeeded: bool) -> None:
+        """Add an ended job to the run's ledger of attempts; the same attempt again replaces its entry."""
+        run = read_json(self.path / "run.json")
+        entry = {"stage": stage, "attempt": attempt, "succeeded": succeeded, **asdict(note)}
+        others = [e for e in run.get("attempts", []) if (e["stage"], e["attempt"]) != (stage, attempt)]
+        write_json(self.path / "run.json", {**run, "attempts": [*others, entry]})
+
+    def attempt_failed(self, stage: str, attempt: int) -> bool:
+        """Whether the ledger knows that this attempt ended badly. False also while nobody knows."""
+        ledger = read_json(self.path / "run.json").get("attempts", [])
+        return any((e["stage"], e["attempt"]) == (stage, attempt) and not e["succeeded"] for e in ledger)
+
+    def finish(self, record: StageRecord) -> None:
+        write_json(self.path / "stages" / f"{record.stage}.json", record.to_json())
+
+
+def now() -> str:
+    """UTC, ISO 8601, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
