@@ -1,0 +1,33 @@
+"""Everything that is checked before anything is submitted. One rule is one function from facts to findings."""
+
+from collections.abc import Callable, Iterator
+
+from trainium.config.rules import model, parallelism, training
+from trainium.config.rules.facts import Facts, Finding, Severity, layout_of, read_model_config
+
+__all__ = ["RULES", "Facts", "Finding", "Rule", "Severity", "layout_of", "read_model_config"]
+
+Rule = Callable[[Facts], Iterator[Finding]]
+
+RULES: tuple[Rule, ...] = (
+    model.inputs,
+    model.family,
+    model.expected_shape,
+    model.positions,
+    model.experiment_name,
+    parallelism.world_size,
+    parallelism.layout,
+    parallelism.virtual_pipeline,
+    parallelism.sequence,
+    parallelism.batch,
+    parallelism.upstream_converter,
+    training.cadence,
+    training.warmup,
+    training.compiler_cache,
+    training.precision,
+    training.async_checkpointing,
+    training.requeue,
+    training.cpus,
+    training.just_in_time,
+    training.packing,
+)
