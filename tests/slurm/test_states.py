@@ -1,0 +1,86 @@
+import logging
+
+import pytest
+
+from slurm.reasons import explain
+from slurm.states import JobState, parse_state
+
+
+@pytest.mark.parametrize("state", [state for state in JobState if state is not JobState.UNKNOWN])
+def test_every_state_is_either_live_or_final(state: JobState) -> None:
+    assert state.is_live != state.is_final
+    assert not state.is_waiting or state.is_live
+    assert parse_state(state.value) is state
+
+
+@pytest.mark.parametrize(
+    ("text", "state"),
+    [
+        ("PD", JobState.PENDING),
+        ("CF", JobState.CONFIGURING),
+        ("R", JobState.RUNNING),
+        ("CG", JobState.COMPLETING),
+        ("CD", JobState.COMPLETED),
+        ("TO", JobState.TIMEOUT),
+        ("NF", JobState.NODE_FAIL),
+        ("OOM", JobState.OUT_OF_MEMORY),
+        ("CANCELLED by 1000", JobState.CANCELLED),
+        ("CANCELLED+", JobState.CANCELLED),
+        ("completed", JobState.COMPLETED),
+    ],
+)
+def test_short_names_and_decorations(text: str, state: JobState) -> None:
+    assert parse_state(text) is state
+
+
+def test_booting_nodes_are_a_normal_wait() -> None:
+    assert JobState.CONFIGURING.is_waiting
+    assert not JobState.CONFIGURING.is_final
+
+
+@pytest.mark.parametrize("text", ["TELEPORTING", "", "UNKNOWN", "XY"])
+def test_an_unknown_state_is_unknown_and_loud(text: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        state = parse_state(text)
+    assert state is JobState.UNKNOWN
+    assert not state.is_live
+    assert not state.is_final
+    assert "does not know" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("reason", "word", "hopeless"),
+    [
+        ("Resources", "next in line", False),
+        ("Priority", "priority", False),
+        ("Dependency", "another job", False),
+        ("DependencyNeverSatisfied", "never", True),
+        ("QOSMaxCpuPerUserLimit", "QOS", False),
+        ("QOSGrpNodeLimit", "QOS", False),
+        ("AssocGrpCpuLimit", "association", False),
+        ("AssocMaxJobsLimit", "association", False),
+        ("PartitionNodeLimit", "nodes", True),
+        ("PartitionTimeLimit", "time limit", True),
+        ("PartitionDown", "partition", False),
+        ("ReqNodeNotAvail", "node", False),
+        ("ReqNodeNotAvail, UnavailableNodes:trn1-[1-4]", "node", False),
+        ("(ReqNodeNotAvail, UnavailableNodes:trn1-1)", "node", False),
+        ("JobHeldUser", "held by its owner", True),
+        ("JobHeldAdmin", "administrator", True),
+        ("BeginTime", "set time", False),
+        ("launch failed requeued held", "failed", True),
+        ("NodeDown", "down", False),
+        ("None", "not looked", False),
+        ("", "not looked", False),
+        ("(null)", "not looked", False),
+    ],
+)
+def test_reasons_are_explained(reason: str, word: str, hopeless: bool) -> None:
+    explanation = explain(reason)
+    assert word in explanation.meaning
+    assert explanation.remedy
+    assert explanation.hopeless is hopeless
+
+
+def test_an_unlisted_reason_is_shown_as_it_is() -> None:
+    assert str(explain("Sunspots, 3")).startswith("Sunspots, 3: ")
