@@ -1,0 +1,258 @@
+"""From a training checkpoint to a verified Hugging Face folder.
+
+    python -m trainium.model.export --checkpoint X.ckpt --base BASE --out OUT --tp 32 --kv-replicator 4 --report FILE
+
+OUT is made beside itself under a temporary name, compared with the base model, and takes its place only if every check
+passed. If one failed, what was made is kept as `OUT.failed` to look at (the next export removes it), and an earlier OUT
+stays as it was. An OUT that holds anything but an earlier export is never replaced.
+"""
+
+import argparse
+import contextlib
+import re
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import get_args
+
+from trainium.checkpoint.layout import InstanceFamily, Layout, Qkv
+from trainium.checkpoint.staging import staged
+from trainium.checkpoint.verify import Comparison
+from trainium.checkpoint.weights import FloatDtype
+from trainium.errors import UserError
+from trainium.files import write_atomic, write_json
+from trainium.model import export_weights, verification
+from trainium.model.companions import Change, config_changes, write_companions
+from trainium.model.export_request import RECORD, Plan, Request, failed_folder, plan_export
+from trainium.model.export_weights import WrittenWeights
+from trainium.model.manifest import FileEntry, digest, manifest
+from trainium.model.model_card import ModelCardData, base_front_matter, load_card_data, render_card
+from trainium.model.verification import Check
+
+Say = Callable[[str], None]
+_LARGEST = 10  # tensors listed with their differences
+# The record inside OUT travels with the model: no paths of this cluster, nothing that its own writing would change.
+_NOT_IN_RECORD = frozenset({"checkpoint", "base", "folder", "files", "bytes", "digest", "seconds"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportReport:
+    """What was made and what was found. `folder` is OUT, or OUT.failed; `bytes` of all files; `digest` over them."""
+
+    ok: bool
+    rehearsal: bool
+    checkpoint: str
+    step: int | None
+    base: str
+    folder: str
+    dtype: str
+    trained_dtypes: tuple[str, ...]
+    untied: bool
+    checks: tuple[Check, ...]
+    changes: tuple[Change, ...]
+    notes: tuple[str, ...]
+    tensors: int
+    changed_tensors: int
+    max_difference: float
+    largest_differences: dict[str, float]
+    files: tuple[FileEntry, ...] = ()
+    bytes: int = 0
+    digest: str = ""
+    seconds: float = 0.0
+
+    @property
+    def failures(self) -> tuple[Check, ...]:
+        """The checks that did not hold."""
+        return tuple(check for check in self.checks if check.result == "failed")
+
+
+class _VerificationFailedError(Exception):
+    """Leaves the block that would put the folder in its place."""
+
+
+def export(request: Request, say: Say) -> ExportReport:
+    """Make, verify and place the folder; see the module's docstring for what becomes of OUT.
+
+    Raises UserError for anything the user must change; a failed verification is a report whose `ok` is False.
+    """
+    started = time.monotonic()
+    plan = plan_export(request)
+    out, failed = plan.request.out, failed_folder(plan.request.out)
+    if failed.exists():
+        shutil.rmtree(failed)
+    report = None
+    with contextlib.suppress(_VerificationFailedError), staged(out, re.compile(".*"), plan.bytes) as work:
+        report = _make(plan, work, say, started)
+        if not report.ok:
+            work.rename(failed)
+            raise _VerificationFailedError
+    assert report is not None
+    return report
+
+
+def _make(plan: Plan, work: Path, say: Say, started: float) -> ExportReport:
+    request = plan.request
+    weights = _write_weights(plan, work, _Meter(say))
+    if weights.trained != (plan.dtype,):
+        say(f"weights: trained in {', '.join(weights.trained)}, written as {plan.dtype}")
+    dtype = plan.dtype if plan.dtype_changed else None
+    changes = config_changes(plan.config, untied=weights.untied, dtype=dtype)
+    changes = write_companions(request.base, work, changes, plan.template)
+    checks, comparison = _verify(plan, work, weights, changes, say)
+    if request.single_file:
+        export_weights.write_single_file(work)
+    rows = [(check.check, check.result, check.detail) for check in checks]
+    card = render_card(request.card, request.out.name, base_front_matter(request.base), rows, plan.dtype)
+    write_atomic(work / "README.md", card)
+    ok = all(check.result != "failed" for check in checks)
+    report = ExportReport(
+        ok=ok,
+        rehearsal=request.card.rehearsal,
+        checkpoint=str(request.checkpoint),
+        step=_step(request.checkpoint),
+        base=str(request.base),
+        folder=str(request.out if ok else failed_folder(request.out)),
+        dtype=plan.dtype,
+        trained_dtypes=weights.trained,
+        untied=weights.untied,
+        checks=checks,
+        changes=changes,
+        notes=weights.notes,
+        tensors=weights.tensors,
+        changed_tensors=sum(tensor.max_difference > 0 for tensor in comparison.tensors),
+        max_difference=comparison.max_difference,
+        largest_differences=_largest(comparison),
+    )
+    record = {key: value for key, value in asdict(report).items() if key not in _NOT_IN_RECORD}
+    write_json(work / RECORD, record)
+    files = manifest(work)
+    return replace(
+        report,
+        files=files,
+        bytes=sum(file.bytes for file in files),
+        digest=digest(files),
+        seconds=round(time.monotonic() - started, 3),
+    )
+
+
+def _verify(
+    plan: Plan, work: Path, weights: WrittenWeights, changes: tuple[Change, ...], say: Say
+) -> tuple[tuple[Check, ...], Comparison]:
+    base = plan.request.base
+    on_weights, comparison = verification.check_weights(base, work, untied=weights.untied, dtype=plan.dtype)
+    for check in on_weights:
+        verification.say_check(check, say)
+    others = verification.run_all(
+        (
+            partial(verification.check_copies, weights.copies),
+            partial(verification.check_companions, base, work, changes),
+            partial(verification.check_loads, work),
+            partial(verification.check_chat_template, work, plan.template),
+        ),
+        say,
+    )
+    return on_weights + others, comparison
+
+
+def _write_weights(plan: Plan, work: Path, progress: export_weights.Progress) -> WrittenWeights:
+    request = plan.request
+    if request.checkpoint.is_file():
+        return export_weights.from_full_state(request.checkpoint, work, plan.arch, plan.dtype, progress)
+    assert request.layout is not None
+    return export_weights.from_shards(request.checkpoint, work, plan.arch, request.layout, plan.dtype, progress)
+
+
+def _step(checkpoint: Path) -> int | None:
+    """The global step in a training checkpoint's name, which is exact (consumed_samples beside it can be stale)."""
+    match = re.search(r"--step=(\d+)", str(checkpoint))
+    return int(match[1]) if match else None
+
+
+def _largest(comparison: Comparison) -> dict[str, float]:
+    order = sorted(comparison.tensors, key=lambda tensor: -tensor.max_difference)
+    return {tensor.name: tensor.max_difference for tensor in order[:_LARGEST]}
+
+
+class _Meter:
+    """Says how much is written, at most every two seconds."""
+
+    def __init__(self, say: Say) -> None:
+        self._say, self._next = say, time.monotonic() + 2
+
+    def __call__(self, done: int, total: int) -> None:
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + 2
+            self._say(f"weights: {done / 1e9:.2f} of {total / 1e9:.2f} GB")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Command line; 0 verified, 1 verification failed (listed), 2 the user must change something."""
+    options = _parser().parse_args(argv)
+    try:
+        report = export(_request(options), lambda line: print(line, flush=True))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if options.report:
+        write_json(options.report, asdict(report))
+    for note in report.notes:
+        print(f"note: {note}")
+    if not report.ok:
+        for check in report.failures:
+            print(f"failed: {check.check}: {check.detail}", file=sys.stderr)
+        print(f"not exported; what was made is kept in {report.folder}", file=sys.stderr)
+        return 1
+    made = "rehearsal export" if report.rehearsal else "export"
+    print(f"{made} {report.folder}: {report.tensors} tensors, {report.bytes / 1e9:.3f} GB, {report.seconds:.1f} s")
+    return 0
+
+
+def _request(options: argparse.Namespace) -> Request:
+    layout = None
+    if options.tp is not None:
+        layout = Layout(
+            tp=options.tp,
+            pp=options.pp,
+            kv_replicator=options.kv_replicator,
+            qkv=options.qkv,
+            virtual_pp=options.virtual_pp,
+            instance_family=options.instance_family,
+        )
+    return Request(
+        checkpoint=options.checkpoint,
+        base=options.base,
+        out=options.out,
+        layout=layout,
+        dtype=options.dtype,
+        single_file=options.single_file,
+        chat_template=options.chat_template,
+        card=load_card_data(options.model_card_data) if options.model_card_data else ModelCardData(),
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m trainium.model.export", description=__doc__.split("\n")[0])
+    add = parser.add_argument
+    add("--checkpoint", type=Path, required=True, help="*.ckpt, folder of shards, or the converter's checkpoint.pt")
+    add("--base", type=Path, required=True, help="Hugging Face folder that training started from")
+    add("--out", type=Path, required=True, help="folder to make")
+    add("--tp", type=int, help="tensor parallel degree (not needed for checkpoint.pt)")
+    add("--pp", type=int, default=1, help="pipeline parallel degree")
+    add("--kv-replicator", type=int, default=1, help="copies of each key/value head")
+    add("--qkv", choices=get_args(Qkv), default="auto", help="how q, k and v are stored")
+    add("--virtual-pp", type=int, default=1, help="pipeline stages per pipeline rank")
+    add("--instance-family", choices=get_args(InstanceFamily), default="trn1", help="order of replicated heads")
+    add("--dtype", choices=get_args(FloatDtype), help="dtype of the weights (default: the base's)")
+    add("--single-file", action="store_true", help="write checkpoint.pt beside the safetensors")
+    add("--chat-template", type=Path, metavar="FILE", help="Jinja template for tokenizer_config.json")
+    add("--model-card-data", type=Path, metavar="FILE.json", help="what the model card says about the run")
+    add("--report", type=Path, metavar="FILE.json", help="where to write the report")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
