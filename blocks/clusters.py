@@ -3,15 +3,23 @@
 import sys
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 from prefect.blocks.core import Block
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from slurm.cluster import SlurmScheduler
 from slurm.local import LocalScheduler
 from slurm.scheduler import Scheduler
 from trainium.files import read_json, write_json
+
+
+def _absolute(path: Path) -> Path:
+    """Job scripts run elsewhere: a relative path means the one seen from here."""
+    return path.expanduser().absolute()
+
+
+AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
 
 
 class Cluster(Protocol):
@@ -30,10 +38,10 @@ class SlurmCluster(Block):
     _block_type_name = "Slurm Cluster"
     _description = "A Slurm cluster reached with sbatch, squeue, sacct and scancel from this machine."
 
-    runs: Path = Field(
+    runs: AbsolutePath = Field(
         description="Folder of the runs, on a filesystem that the compute nodes see too, such as /fsx/runs."
     )
-    python: Path = Field(
+    python: AbsolutePath = Field(
         default=Path(sys.executable),
         description="Interpreter for the jobs that run this project (convert, export, evaluate), on a path that the "
         "compute nodes see. Default: the one that runs the flow.",
@@ -56,15 +64,17 @@ class LocalCluster(Block):
     _block_type_name = "Local Cluster"
     _description = "Jobs as detached processes on this machine, with the job scripts and rules of Slurm."
 
-    runs: Path = Field(description="Folder of the runs.")
-    python: Path = Field(default=Path(sys.executable), description="Interpreter for the jobs that run this project.")
+    runs: AbsolutePath = Field(description="Folder of the runs.")
+    python: AbsolutePath = Field(
+        default=Path(sys.executable), description="Interpreter for the jobs that run this project."
+    )
     adopt_within: timedelta = Field(
         default=timedelta(seconds=2),
         description="How long a submission whose answer was lost is looked for before it is made again.",
     )
 
     def scheduler(self) -> Scheduler:
-        return LocalScheduler(self.runs.expanduser().absolute() / ".local-jobs")
+        return LocalScheduler(self.runs / ".local-jobs")
 
 
 def remember(cluster: "SlurmCluster | LocalCluster", path: Path) -> None:

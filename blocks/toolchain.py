@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from prefect.blocks.core import Block
-from pydantic import Field
+from pydantic import Field, field_validator
 
 import trainium
 
@@ -28,6 +28,19 @@ class NeuronToolchain(Block):
     rehearsal: bool = Field(
         default=False, description="Whether this is the stand-in for CPUs; every report then says so."
     )
+
+    @field_validator("examples", "activate")
+    @classmethod
+    def _of_this_user(cls, path: Path | None) -> Path | None:
+        return path.expanduser() if path else None
+
+    @classmethod
+    def installed(cls) -> "NeuronToolchain":
+        """NxDT where the tutorial installs it: its repository and an environment `env` in the home folder."""
+        return cls(
+            examples=Path("~/neuronx-distributed-training/examples"),
+            activate=Path("~/env/bin/activate"),
+        )
 
     @classmethod
     def stand_in(cls) -> "NeuronToolchain":

@@ -43,11 +43,19 @@ def run(
     run_name: RunOption = None,
     runs: RunsOption = Path("runs"),
     cluster: Annotated[
-        str, typer.Option(help="local, slurm, or a registered block: slurm-cluster/NAME, local-cluster/NAME.")
-    ] = "local",
+        str | None,
+        typer.Option(
+            help="local, slurm, or a registered block: slurm-cluster/NAME, local-cluster/NAME. "
+            "Default: slurm, or local for instance_type rehearsal."
+        ),
+    ] = None,
     toolchain: Annotated[
-        str, typer.Option(help="rehearsal, or the name of a registered Neuron Toolchain block.")
-    ] = "rehearsal",
+        str | None,
+        typer.Option(
+            help="rehearsal, installed (NxDT where the tutorial puts it), or the name of a Neuron Toolchain block. "
+            "Default: installed, or rehearsal for instance_type rehearsal."
+        ),
+    ] = None,
     dry_run: DryRunOption = False,
 ) -> None:
     """Run a recipe from the base model to the verified export."""
@@ -57,7 +65,7 @@ def run(
     values = load_recipe(recipe, given)  # refused in a second, before Prefect starts
     _quiet_prefect()
     name = run_name or _dated(recipe)
-    where, tools = _cluster(cluster, runs), _toolchain(toolchain)
+    where, tools = _cluster(cluster, runs, values), _toolchain(toolchain, values)
     if dry_run:
         _print_dry_run(values, name, where, tools)
     else:
@@ -73,7 +81,7 @@ def rehearse(
     runs: RunsOption = Path("runs"),
 ) -> None:
     """Run the whole chain on this machine, with the stand-in toolchain that trains on CPUs."""
-    run("rehearsal", overrides, run_name=run_name, runs=runs, cluster="local", toolchain="rehearsal", dry_run=False)
+    run("rehearsal", overrides, run_name=run_name, runs=runs, cluster="local", toolchain="rehearsal")
 
 
 @app.command()
@@ -137,13 +145,14 @@ def _detached(folder: Any, cancel_now: Any) -> None:
     raise typer.Exit(FAILED)
 
 
-def _cluster(choice: str, runs: Path) -> Any:
+def _cluster(choice: str | None, runs: Path, recipe: Any) -> Any:
     from blocks import LocalCluster, SlurmCluster
+    from flows.finetune import default_cluster
 
-    if choice == "local":
-        return LocalCluster(runs=runs)
-    if choice == "slurm":
-        return SlurmCluster(runs=runs)
+    if choice is None:
+        return default_cluster(recipe, runs)
+    if choice in ("local", "slurm"):
+        return LocalCluster(runs=runs) if choice == "local" else SlurmCluster(runs=runs)
     kind, _, name = choice.partition("/")
     kinds: dict[str, Any] = {"slurm-cluster": SlurmCluster, "local-cluster": LocalCluster}
     if kind not in kinds or not name:
@@ -154,10 +163,14 @@ def _cluster(choice: str, runs: Path) -> Any:
     return _load(kinds[kind], name, "--cluster")
 
 
-def _toolchain(choice: str) -> Any:
+def _toolchain(choice: str | None, recipe: Any) -> Any:
     from blocks import NeuronToolchain
+    from flows.finetune import default_toolchain
 
-    return NeuronToolchain.stand_in() if choice == "rehearsal" else _load(NeuronToolchain, choice, "--toolchain")
+    if choice is None:
+        return default_toolchain(recipe)
+    known = {"rehearsal": NeuronToolchain.stand_in, "installed": NeuronToolchain.installed}
+    return known[choice]() if choice in known else _load(NeuronToolchain, choice, "--toolchain")
 
 
 def _load(block: Any, name: str, option: str) -> Any:

@@ -14,6 +14,7 @@ from tasks.jobspecs import (
     export_job,
     launch_job,
     launch_of,
+    merged_file,
     single_file,
     single_file_job,
     to_nxd_job,
@@ -58,7 +59,6 @@ def dry_run(site: Site) -> Iterator[tuple[str, str]]:
 def _jobs(site: Site, arch: Architecture | None) -> Iterator[tuple[str, JobSpec]]:
     recipe = site.recipe
     checkpoint = _last_checkpoint(site)
-    merged = site.folder.path / "export-single-file"
 
     def job(stage: str) -> Path:
         return site.folder.job(stage, 1)
@@ -74,19 +74,12 @@ def _jobs(site: Site, arch: Architecture | None) -> Iterator[tuple[str, JobSpec]
         yield "compile", launch_job(site, job("compile"), "compile")
     yield "train", launch_job(site, job("train"), "train")
     if recipe.convert.engine == "nxdt" and arch is not None:
-        model = checkpoint / "model"
-        yield "export-merge", converter_job(site, job("export-merge"), Direction.TO_HF, model, merged, arch)
-    yield (
-        "export",
-        export_job(
-            site,
-            job("export"),
-            checkpoint,
-            merged=merged if recipe.convert.engine == "nxdt" else None,
-            template=job("export") / "chat_template.jinja" if recipe.export.chat_template is not None else None,
-            card=job("export") / "model-card.json",
-        ),
-    )
+        model, out = checkpoint / "model", merged_file(site).parent
+        yield "export-merge", converter_job(site, job("export-merge"), Direction.TO_HF, model, out, arch)
+    source = checkpoint if recipe.convert.engine == "native" else merged_file(site)
+    template = job("export") / "chat_template.jinja" if recipe.export.chat_template is not None else None
+    card = job("export") / "model-card.json"
+    yield "export", export_job(site, job("export"), source, template=template, card=card)
     yield "evaluate", evaluate_job(site, job("evaluate"))
 
 

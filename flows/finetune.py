@@ -23,6 +23,7 @@ from tasks.toolchain import probe_toolchain
 from tasks.train import train
 from trainium.config.overrides import RecipeOverrides
 from trainium.config.recipe import difference, frozen_part, load_recipe, recipe_yaml
+from trainium.config.schema import Recipe
 from trainium.run.folder import RunFolder, check_run_name
 
 DEFAULT_RUNS = Path("runs")
@@ -45,8 +46,10 @@ async def finetune(
         overrides: Values that differ from the recipe's: `key.nested=value` lines, or the form's fields.
         run_name: Name of the run and of its folder. Starting it again goes on where it stopped.
             Default: the recipe's name and the scheduled time of this flow run.
-        cluster: Where jobs run. Default: this machine, with its runs in `runs/`.
-        toolchain: What compiles and trains. Default: the rehearsal's stand-in for CPUs.
+        cluster: Where jobs run, and in which folder the run is. Default: Slurm as this machine knows it, or this
+            machine alone for a recipe whose instance type is `rehearsal`; with the runs in `runs/`.
+        toolchain: What compiles and trains. Default: NxDT where the tutorial installs it, or the stand-in for CPUs
+            for a recipe whose instance type is `rehearsal`.
         hub: Where the base model comes from, and the token for it. Default: the public hub, with the token that
             `hf auth login` stored.
         storage: Where an s3:// dataset comes from. Default: Amazon's S3 with boto3's own credentials.
@@ -55,13 +58,13 @@ async def finetune(
         The path of the run's report.
     """
     values = load_recipe(recipe, overrides.as_dotlist() if isinstance(overrides, RecipeOverrides) else overrides or ())
-    cluster = cluster or LocalCluster(runs=DEFAULT_RUNS)
+    cluster = cluster or default_cluster(values)
     folder = RunFolder.named(cluster.runs, run_name or default_run_name(recipe, runtime.flow_run.scheduled_start_time))
     lease = folder.start(recipe_yaml(values), frozen_part(values), lambda old: difference(old, frozen_part(values)))
     try:
         remember(cluster, folder.cluster)
         await label_run(folder)
-        site = Site(values, folder, cluster, toolchain or NeuronToolchain.stand_in())
+        site = Site(values, folder, cluster, toolchain or default_toolchain(values))
         run = Run(site, lease, hub=hub, storage=storage, listeners=current_listeners())
         async with kept_alive(lease):
             await _stages(run)
@@ -73,7 +76,7 @@ async def finetune(
 async def _stages(run: Run) -> None:
     """What comes after what; each returns at once when its record stands."""
     await make_plan(run)
-    await probe_toolchain(run)
+    probe_toolchain(run)
     await fetch_model(run)
     await prepare_dataset(run)
     await convert(run)
@@ -81,6 +84,15 @@ async def _stages(run: Run) -> None:
     await train(run)
     await export(run)
     await evaluate(run)
+
+
+def default_cluster(recipe: Recipe, runs: Path = DEFAULT_RUNS) -> SlurmCluster | LocalCluster:
+    """Nobody should find a model of days training on the head node because an option was forgotten."""
+    return LocalCluster(runs=runs) if recipe.instance_type == "rehearsal" else SlurmCluster(runs=runs)
+
+
+def default_toolchain(recipe: Recipe) -> NeuronToolchain:
+    return NeuronToolchain.stand_in() if recipe.instance_type == "rehearsal" else NeuronToolchain.installed()
 
 
 def default_run_name(recipe: str, scheduled: datetime) -> str:

@@ -35,23 +35,25 @@ class TerminalListener:
         new_kind = fraction is None and text != self._last_text
         if new_kind or time.monotonic() - self._last_line > QUIET_LINE_EVERY:
             self._last_line, self._last_text = time.monotonic(), text
-            self._console.print(f"  … {escape(shown)}", highlight=False)
+            self._line(f"  … {escape(shown)}")
 
     def finished(self, record: StageRecord, *, skipped: bool) -> None:
         self._stop()
         verified = record.verified[0] if record.verified else ""
         took = "done before" if skipped else duration(record.seconds)
         job = f" job {record.jobs[-1].id}" if record.jobs and not skipped else ""
-        self._console.print(
-            f"[green]✓[/] {record.stage:<9} {took:>12}  {escape(verified)}[dim]{escape(job)}[/]", highlight=False
-        )
+        self._line(f"[green]✓[/] {record.stage:<9} {took:>12}  {escape(verified)}[dim]{escape(job)}[/]")
         if not skipped:
             for note in record.notes:
-                self._console.print(f"  [yellow]•[/] {escape(note)}", highlight=False)
+                self._line(f"  [yellow]•[/] {escape(note)}")
 
     def failed(self, stage: str, error: BaseException) -> None:
         self._stop()
-        self._console.print(f"[red]✗[/] {stage}", highlight=False)
+        self._line(f"[red]✗[/] {stage}")
+
+    def _line(self, markup: str) -> None:
+        """One line whatever its length: where output goes to a file, rich would break it at 80 columns."""
+        self._console.print(markup, highlight=False, soft_wrap=True)
 
     def _stop(self) -> None:
         if self._status is not None:

@@ -24,7 +24,7 @@ async def _evaluate(run: Run) -> StageResult:
     better = "lower" if tuned < base else "NOT lower"
     return StageResult(
         jobs=(job.note,),
-        verified=(f"held-out loss {base:.4g} → {tuned:.4g} ({better} than the base's), {report['rows']} rows",),
+        verified=(f"held-out loss {base:.4g} → {tuned:.4g} ({better} than the base's) on {report['rows']} rows",),
         facts=report,
         table=[
             {

@@ -9,12 +9,12 @@ from prefect.cache_policies import NO_CACHE
 from slurm.spec import JobSpec
 from tasks.context import Run
 from tasks.jobs import FinishedJob, run_job
-from tasks.jobspecs import Site, base_config, converter_job, export_job
+from tasks.jobspecs import Site, base_config, converter_job, export_job, merged_file
 from tasks.stage import StageResult, run_stage
 from trainium.checkpoint.layout import Architecture
 from trainium.errors import StageFailed
 from trainium.files import write_atomic, write_json
-from trainium.model.nxdt_converter import FULL_STATE, Direction
+from trainium.model.nxdt_converter import Direction
 from trainium.run.records import Output, StageRecord
 
 
@@ -29,43 +29,42 @@ async def export(run: Run) -> StageRecord:
 
 
 async def _export(run: Run) -> StageResult:
-    checkpoint = _checkpoint(run)
-    before: tuple[FinishedJob, ...] = ()
-    merged: Path | None = None
+    if run.recipe.convert.engine == "native":
+        source, jobs = _checkpoint(run), []
+    else:
+        source, jobs = merged_file(run.site), [await _merge_with_toolchain(run)]
+    jobs.append(await run_job(run, "export", lambda path: _describe(run.site, path, source)))
+    report = jobs[-1].report()
     if run.recipe.convert.engine == "nxdt":
-        merged = run.folder.path / "export-single-file"
-        before = (await _merge_with_toolchain(run, checkpoint, merged),)
-    job = await run_job(run, "export", lambda path: _describe(run.site, path, checkpoint, merged))
-    report = job.report()
-    if merged is not None:
-        (merged / FULL_STATE).unlink(missing_ok=True)
+        source.unlink(missing_ok=True)  # as large as the model; its content is in the export
     return StageResult(
         outputs=(Output.of(run.places.export),),
-        jobs=tuple(finished.note for finished in (*before, job)),
-        verified=tuple(report["verified"]),
+        jobs=tuple(job.note for job in jobs),
+        verified=tuple(f"{row['check']}: {row['detail']}" for row in report["checks"] if row["result"] == "passed"),
         notes=tuple(report["notes"]),
         facts=report,
-        table=report["table"],
+        table=report["checks"],
     )
 
 
-async def _merge_with_toolchain(run: Run, checkpoint: Path, out: Path) -> FinishedJob:
+async def _merge_with_toolchain(run: Run) -> FinishedJob:
     arch = Architecture.from_config(base_config(run.site))
+    model, out = _checkpoint(run) / "model", merged_file(run.site).parent
 
     def describe(path: Path) -> JobSpec:
-        return converter_job(run.site, path, Direction.TO_HF, checkpoint / "model", out, arch)
+        return converter_job(run.site, path, Direction.TO_HF, model, out, arch)
 
     return await run_job(run, "export-merge", describe)
 
 
-def _describe(site: Site, job: Path, checkpoint: Path, merged: Path | None) -> JobSpec:
+def _describe(site: Site, job: Path, checkpoint: Path) -> JobSpec:
     """Write what the export job reads beside its script, and describe the job."""
     template = job / "chat_template.jinja" if site.recipe.export.chat_template is not None else None
     if template is not None:
         write_atomic(template, str(site.recipe.export.chat_template))
     card = job / "model-card.json"
     write_json(card, _card(site))
-    return export_job(site, job, checkpoint, merged=merged, template=template, card=card)
+    return export_job(site, job, checkpoint, template=template, card=card)
 
 
 def _card(site: Site) -> dict[str, Any]:
@@ -73,7 +72,7 @@ def _card(site: Site) -> dict[str, Any]:
     return {
         "run": site.folder.name,
         "recipe": recipe.name,
-        "base": recipe.model.source,
+        "base_model": recipe.model.source,
         "dataset": recipe.dataset.source,
         "steps": recipe.training.max_steps,
         "seq_length": recipe.training.seq_length,

@@ -74,6 +74,7 @@ async def run_job(
         exit_code=outcome.exit_code,
         nodes=outcome.nodes,
         log=str(folder.log),
+        seconds=(outcome.ended - outcome.started).total_seconds() if outcome.started and outcome.ended else None,
     )
     run.folder.end_attempt(stage, attempt, note, succeeded=outcome.succeeded)
     if not outcome.succeeded:

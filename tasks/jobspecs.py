@@ -126,21 +126,23 @@ def log_folder(site: Site, phase: Literal["compile", "train"]) -> Path:
     return site.places.experiment if phase == "train" else site.places.experiment / "compile"
 
 
-def export_job(
-    site: Site, job: Path, checkpoint: Path, *, merged: Path | None, template: Path | None, card: Path
-) -> JobSpec:
+def export_job(site: Site, job: Path, checkpoint: Path, *, template: Path | None, card: Path) -> JobSpec:
     """NxD → HF with everything that belongs to a model, verified against the base.
 
-    `merged` is the folder with the single file that the toolchain's converter made, when that was the engine.
+    `checkpoint` is a training checkpoint, or the single file that the toolchain's converter made of one.
     """
     export = site.recipe.export
     command = ["-m", "trainium.model.export", "--checkpoint", str(checkpoint), "--base", str(site.places.base)]
     command += ["--out", str(site.places.export), *_layout_options(site), "--model-card-data", str(card)]
-    command += ["--full-state", str(merged / FULL_STATE)] if merged else []
     command += ["--chat-template", str(template)] if template else []
     command += ["--dtype", export.dtype] if export.dtype else []
     command += ["--single-file"] if export.single_file else []
     return _project_job(site, site.recipe.resources.export, job, (*command, *_report(job)))
+
+
+def merged_file(site: Site) -> Path:
+    """What the toolchain's converter makes of a training checkpoint."""
+    return site.folder.path / "export-single-file" / FULL_STATE
 
 
 def evaluate_job(site: Site, job: Path) -> JobSpec:
@@ -196,7 +198,7 @@ def _job(
     return JobSpec(
         payload=payload,
         environment=environment,
-        activate=str(activate.expanduser()) if activate else None,
+        activate=str(activate) if activate else None,
         env=variables,
         cwd=str(job),
         per_task=per_task,

@@ -5,8 +5,8 @@ from typing import Literal
 
 from slurm.spec import JobSpec
 from tasks.jobspecs import LAUNCH, Site, base_config, launch_job, launch_of
-from trainium.config.nxdt import NxdtPaths, ResumePoint, nxdt_config, to_yaml
-from trainium.files import write_atomic
+from trainium.config.nxdt import NxdtPaths, ResumePoint, nxdt_config, to_yaml, trainer_model_config
+from trainium.files import write_atomic, write_json
 from trainium.launch import render_launch
 
 
@@ -15,7 +15,9 @@ def prepare_launch(
 ) -> JobSpec:
     """Write `config/<name>.yaml` and the job's launch script, and describe the job."""
     config = site.folder.config / f"{name}.yaml"
-    write_atomic(config, to_yaml(nxdt_config(site.recipe, base_config(site), nxdt_paths(site), phase, resume)))
+    base, paths = base_config(site), nxdt_paths(site)
+    write_json(paths.model_config, trainer_model_config(base))
+    write_atomic(config, to_yaml(nxdt_config(site.recipe, base, paths, phase, resume)))
     write_atomic(job / LAUNCH, render_launch(launch_of(site, job, phase, config)))
     return launch_job(site, job, phase)
 
@@ -24,6 +26,7 @@ def nxdt_paths(site: Site) -> NxdtPaths:
     places = site.places
     return NxdtPaths(
         base=places.base,
+        model_config=site.folder.config / "config.json",
         train=places.train_rows,
         validation=places.validation_rows,
         nxd=places.nxd,

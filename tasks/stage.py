@@ -64,7 +64,8 @@ async def run_stage(
         inputs=key,
         started=began,
         ended=now(),
-        seconds=round(time.monotonic() - clock, 1),
+        # A job that was adopted has worked longer than this process has watched it.
+        seconds=round(max(time.monotonic() - clock, sum(job.seconds or 0.0 for job in result.jobs)), 1),
         outputs=result.outputs,
         jobs=result.jobs,
         verified=result.verified,

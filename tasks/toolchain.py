@@ -1,6 +1,5 @@
 """What the toolchain is made of, recorded in every run: a result without versions cannot be explained later."""
 
-import asyncio
 import json
 import shlex
 import sys
@@ -31,24 +30,27 @@ class ToolchainError(UserError):
 
 
 @task(name="toolchain probe", task_run_name="toolchain probe", cache_policy=NO_CACHE)
-async def probe_toolchain(run: Run) -> dict[str, str | None]:
-    """Run the version script in the toolchain's environment on this machine and keep what it says in the run folder."""
+def probe_toolchain(run: Run) -> dict[str, str | None]:
+    """Run the version script in the toolchain's environment on this machine and keep what it says in the run folder.
+
+    The one synchronous task: prefect-shell cuts and mixes lines when it is used asynchronously.
+    """
     block = run.site.toolchain
     for what, path in (("examples", block.examples), ("activate", block.activate)):
-        if path is not None and not path.expanduser().exists():
+        if path is not None and not path.exists():
             raise ToolchainError(
                 f"toolchain: {what} is {path}, and there is nothing there. Put the right path into the Neuron "
                 "Toolchain block (examples: that folder of neuronx-distributed-training; activate: bin/activate of "
                 "its environment)."
             )
-    versions = await asyncio.to_thread(_versions, block.activate, block.environment)
+    versions = _versions(block.activate, block.environment)
     write_json(run.folder.path / "toolchain.json", {"rehearsal": block.rehearsal, "versions": versions})
     log("toolchain: " + ", ".join(f"{name} {version or 'not installed'}" for name, version in versions.items()))
     return versions
 
 
 def _versions(activate: Path | None, environment: dict[str, str]) -> dict[str, str | None]:
-    source = [f"source {shlex.quote(str(activate.expanduser()))}"] if activate else []
+    source = [f"source {shlex.quote(str(activate))}"] if activate else []
     program = shlex.quote(_PROGRAM)
     python = "python3" if activate else shlex.quote(sys.executable)
     commands = [*source, f"{python} -c {program} {' '.join(PACKAGES)}"]
