@@ -94,15 +94,16 @@ def evaluate(settings: Settings, say: Callable[[str], None]) -> Evaluation:
 
     Raises UserError for what the user must change, EvaluationError for models that fail.
     """
-    from trainium.model.loading import LoadError, load_tokenizer, prepare_torch
+    from trainium.model.loading import LoadError, load_tokenizer, weight_files
 
     start = time.monotonic()
     max_tokens = _max_tokens(settings)
     for folder in (settings.base, settings.tuned):
-        if not any(folder.glob("*.safetensors")):
-            raise UserError(f"{folder} has no *.safetensors weights: give a Hugging Face model folder")
+        if not weight_files(folder):
+            raise UserError(
+                f"{folder} has no weights: give a Hugging Face folder with *.safetensors or pytorch_model*.bin"
+            )
     rows = read_rows(settings.data, settings.rows)
-    prepare_torch()
     try:
         samples, too_long = tokenize(rows, load_tokenizer(settings.base), max_tokens)
     except LoadError as error:
@@ -188,7 +189,7 @@ def _max_tokens(settings: Settings) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Command line; 0 evaluated (better or not), 1 a model failed, 2 the user must change something."""
+    """Command line; 0 evaluated (better or not), 1 a model or the file system failed, 2 the user must change something."""
     parser = argparse.ArgumentParser(prog="python -m trainium.model.evaluate", description=__doc__.split("\n")[0])
     parser.add_argument("--base", type=Path, required=True, help="base model folder")
     parser.add_argument("--tuned", type=Path, required=True, help="fine-tuned model folder")
@@ -202,13 +203,13 @@ def main(argv: list[str] | None = None) -> int:
     report = values.pop("report")
     try:
         result = evaluate(Settings(**values), lambda line: print(line, flush=True))
+        write_json(report, result.as_json())
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except EvaluationError as error:
+    except (EvaluationError, OSError) as error:
         print(f"failed: {error}", file=sys.stderr)
         return 1
-    write_json(report, result.as_json())
     change = "lower" if result.improved else "not lower"
     print(f"held-out loss {result.base.loss:.4f} → {result.tuned.loss:.4f} ({change}), {result.seconds:.1f} s")
     return 0

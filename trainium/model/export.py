@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from trainium.checkpoint.layout import InstanceFamily, Layout, Qkv
 from trainium.checkpoint.staging import staged
@@ -68,6 +68,13 @@ class ExportReport:
     def failures(self) -> tuple[Check, ...]:
         """The checks that did not hold."""
         return tuple(check for check in self.checks if check.result == "failed")
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values; with the passed checks as sentences (`verified`) and all of them as a `table`."""
+        return asdict(self) | {
+            "verified": [f"{check.check}: {check.detail}" for check in self.checks if check.result == "passed"],
+            "table": [asdict(check) for check in self.checks],
+        }
 
 
 class _VerificationFailedError(Exception):
@@ -121,7 +128,7 @@ def _make(plan: Plan, work: Path, say: Say, started: float) -> ExportReport:
         untied=weights.untied,
         checks=checks,
         changes=changes,
-        notes=weights.notes,
+        notes=(*weights.notes, *(f"{check.check}: {check.detail}" for check in checks if check.result == "skipped")),
         tensors=weights.tensors,
         changed_tensors=sum(tensor.max_difference > 0 for tensor in comparison.tensors),
         max_difference=comparison.max_difference,
@@ -146,23 +153,26 @@ def _verify(
     on_weights, comparison = verification.check_weights(base, work, untied=weights.untied, dtype=plan.dtype)
     for check in on_weights:
         verification.say_check(check, say)
-    others = verification.run_all(
-        (
-            partial(verification.check_copies, weights.copies),
-            partial(verification.check_companions, base, work, changes),
-            partial(verification.check_loads, work),
-            partial(verification.check_chat_template, work, plan.template),
-        ),
-        say,
-    )
-    return on_weights + others, comparison
+    others = [
+        partial(_check_ranks, plan, work, weights),
+        partial(verification.check_companions, base, work, changes),
+        partial(verification.check_loads, work),
+    ]
+    if plan.template is not None:
+        others.append(partial(verification.check_chat_template, work, plan.template))
+    return on_weights + verification.run_all(others, say), comparison
+
+
+def _check_ranks(plan: Plan, work: Path, weights: WrittenWeights) -> Check:
+    if weights.copies is not None:
+        return verification.check_copies(weights.copies)
+    return verification.check_slices(work, plan.request.checkpoint, plan.request.layout, plan.dtype)
 
 
 def _write_weights(plan: Plan, work: Path, progress: export_weights.Progress) -> WrittenWeights:
     request = plan.request
-    if request.checkpoint.is_file():
-        return export_weights.from_full_state(request.checkpoint, work, plan.arch, plan.dtype, progress)
-    assert request.layout is not None
+    if request.full_state is not None:
+        return export_weights.from_full_state(request.full_state, work, plan.arch, plan.dtype, progress)
     return export_weights.from_shards(request.checkpoint, work, plan.arch, request.layout, plan.dtype, progress)
 
 
@@ -190,15 +200,18 @@ class _Meter:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Command line; 0 verified, 1 verification failed (listed), 2 the user must change something."""
+    """Command line; 0 verified, 1 verification (listed) or the file system failed, 2 the user must change something."""
     options = _parser().parse_args(argv)
     try:
         report = export(_request(options), lambda line: print(line, flush=True))
+        if options.report:
+            write_json(options.report, report.as_json())
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    if options.report:
-        write_json(options.report, asdict(report))
+    except OSError as error:
+        print(f"failed: {error}", file=sys.stderr)
+        return 1
     for note in report.notes:
         print(f"note: {note}")
     if not report.ok:
@@ -212,21 +225,20 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _request(options: argparse.Namespace) -> Request:
-    layout = None
-    if options.tp is not None:
-        layout = Layout(
-            tp=options.tp,
-            pp=options.pp,
-            kv_replicator=options.kv_replicator,
-            qkv=options.qkv,
-            virtual_pp=options.virtual_pp,
-            instance_family=options.instance_family,
-        )
+    layout = Layout(
+        tp=options.tp,
+        pp=options.pp,
+        kv_replicator=options.kv_replicator,
+        qkv=options.qkv,
+        virtual_pp=options.virtual_pp,
+        instance_family=options.instance_family,
+    )
     return Request(
         checkpoint=options.checkpoint,
         base=options.base,
         out=options.out,
         layout=layout,
+        full_state=options.full_state,
         dtype=options.dtype,
         single_file=options.single_file,
         chat_template=options.chat_template,
@@ -237,10 +249,11 @@ def _request(options: argparse.Namespace) -> Request:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m trainium.model.export", description=__doc__.split("\n")[0])
     add = parser.add_argument
-    add("--checkpoint", type=Path, required=True, help="*.ckpt, folder of shards, or the converter's checkpoint.pt")
+    add("--checkpoint", type=Path, required=True, help="*.ckpt folder, or a folder of shards")
     add("--base", type=Path, required=True, help="Hugging Face folder that training started from")
     add("--out", type=Path, required=True, help="folder to make")
-    add("--tp", type=int, help="tensor parallel degree (not needed for checkpoint.pt)")
+    add("--full-state", type=Path, metavar="FILE", help="checkpoint.pt that the toolchain's converter merged from it")
+    add("--tp", type=int, required=True, help="tensor parallel degree")
     add("--pp", type=int, default=1, help="pipeline parallel degree")
     add("--kv-replicator", type=int, default=1, help="copies of each key/value head")
     add("--qkv", choices=get_args(Qkv), default="auto", help="how q, k and v are stored")

@@ -21,14 +21,15 @@ RECORD = "trainium_export.json"  # in OUT: what was verified, and the mark by wh
 class Request:
     """What to export.
 
-    checkpoint: a training checkpoint (`*.ckpt`), a folder of shards, or the `checkpoint.pt` that the toolchain's
-    converter made (then `layout` is not needed). dtype: of the weights; None for the base's.
+    checkpoint: a training checkpoint (`*.ckpt`) or a folder of shards. full_state: the `checkpoint.pt` that the
+    toolchain's converter merged from it; None to merge here. dtype: of the weights; None for the base's.
     """
 
     checkpoint: Path
     base: Path
     out: Path
-    layout: Layout | None
+    layout: Layout
+    full_state: Path | None = None
     dtype: FloatDtype | None = None
     single_file: bool = False
     chat_template: Path | None = None
@@ -58,8 +59,7 @@ def plan_export(request: Request) -> Plan:
     _check_paths(request)
     config = read_config(request.base)
     arch = Architecture.from_config(config)
-    if request.layout is not None:
-        request.layout.check(arch)
+    request.layout.check(arch)
     base = open_weights(request.base)
     source_shapes(base.shapes, arch, str(request.base))
     own = base.info[EMBEDDING].dtype
@@ -86,12 +86,11 @@ def plan_export(request: Request) -> Plan:
 
 def _check_paths(request: Request) -> None:
     checkpoint, base, out = request.checkpoint, request.base, request.out
-    if not checkpoint.exists():
-        raise UserError(f"checkpoint {checkpoint} does not exist. Give a *.ckpt folder or a checkpoint.pt.")
-    if checkpoint.is_dir():
-        if request.layout is None:
-            raise UserError(f"checkpoint {checkpoint} is a folder of shards: give --tp (and --pp, --kv-replicator, …)")
-        _check_complete(checkpoint)
+    if not checkpoint.is_dir():
+        raise UserError(f"checkpoint {checkpoint} is no folder. Give a *.ckpt folder that training wrote.")
+    _check_complete(checkpoint)
+    if request.full_state is not None and not request.full_state.is_file():
+        raise UserError(f"full state {request.full_state} does not exist: the toolchain's converter has not written it")
     for source in (checkpoint, base):
         if out.resolve().is_relative_to(source.resolve()) or source.resolve().is_relative_to(out.resolve()):
             raise UserError(f"output {out} and input {source} are one inside the other. Give another output folder.")

@@ -20,7 +20,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class WrittenWeights:
-    """What was written. `trained` are the dtypes before the cast; `copies` as compared while merging, None if not."""
+    """What was written. `trained`: dtypes before the cast. `copies`: those that differed, None if not compared."""
 
     tensors: int
     bytes: int

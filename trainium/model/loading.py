@@ -4,6 +4,7 @@ The only module here that imports transformers, and only inside its functions: t
 """
 
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,8 @@ class Generation:
     tokens: int
 
 
-def prepare_torch() -> None:
+@cache
+def _prepare() -> None:
     """Threads as the job was given them, transformers quiet: the job's log is read by people."""
     from transformers.utils import logging
 
@@ -47,6 +49,7 @@ def load_tokenizer(folder: Path) -> Any:
     """The folder's tokenizer. Raises LoadError with the library's reason."""
     from transformers import AutoTokenizer
 
+    _prepare()
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # transformers raises whatever its parsers raise
@@ -65,12 +68,13 @@ def load_model(folder: Path, dtype: torch.dtype | None = None) -> Any:
     """
     from transformers import AutoModelForCausalLM
 
+    _prepare()
     needed, available = memory_needed(folder, dtype), available_memory()
     if needed > available:
         raise NotEnoughMemoryError(f"needs {needed / 1e9:.1f} GB of memory, has {available / 1e9:.1f} GB")
     try:
         model, loading = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype or "auto", local_files_only=True, use_safetensors=True, output_loading_info=True
+            folder, dtype=dtype or "auto", local_files_only=True, output_loading_info=True
         )
     except Exception as error:  # as above
         raise LoadError(f"the model in {folder} does not load: {_reason(error)}") from error
@@ -80,12 +84,17 @@ def load_model(folder: Path, dtype: torch.dtype | None = None) -> Any:
     return model.eval()
 
 
+def weight_files(folder: Path) -> tuple[Path, ...]:
+    """The files that transformers would read: safetensors where there are any, else torch's."""
+    return tuple(folder.glob("*.safetensors")) or tuple(folder.glob("pytorch_model*.bin"))
+
+
 def memory_needed(folder: Path, dtype: torch.dtype | None = None) -> int:
     """Bytes of memory that loading the folder's weights and generating takes, a safe estimate from the file sizes.
 
     With another dtype than the stored one the conversion holds both, at worst of the largest file.
     """
-    sizes = [path.stat().st_size for path in folder.glob("*.safetensors")]
+    sizes = [path.stat().st_size for path in weight_files(folder)]
     if dtype is None:
         return sum(sizes) + _OVERHEAD_BYTES
     # Two bytes a value or more are stored, so this never guesses too low.

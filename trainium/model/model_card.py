@@ -1,5 +1,6 @@
 """README.md of an exported model: where it comes from, how it was trained, what was verified."""
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from trainium.errors import UserError
 from trainium.files import read_json
 
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _INHERITED = ("license", "license_name", "license_link", "language")
 
 
@@ -19,7 +21,7 @@ class ModelCardData(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str | None = None  # title; the export folder's name otherwise
-    base_model: str | None = None  # Hub repository of the base
+    base: str | None = None  # Hub repository of the base, or what else it is
     base_revision: str | None = None
     run: str | None = None
     recipe: str | None = None
@@ -52,12 +54,12 @@ def render_card(
     """The card as the Hub reads it: YAML front matter, then Markdown.
 
     Args:
-        name: title where the data has none.
+        name: title where the data has neither name nor run.
         inherited: licence and language of the base (`base_front_matter`).
         checks: rows of check, result, detail.
         dtype: dtype of the weights.
     """
-    title = data.name or name
+    title = data.name or data.run or name
     lines = ["---", yaml.safe_dump(_front_matter(data, inherited), sort_keys=False, allow_unicode=True).rstrip(), "---"]
     lines += ["", f"# {_text(title)}", ""]
     if data.rehearsal:
@@ -66,9 +68,10 @@ def render_card(
             "> exercise of it. Nothing here ran on Trainium.",
             "",
         ]
-    base = f"`{_text(data.base_model)}`" if data.base_model else "its base model"
+    base = f"`{_text(data.base)}`" if data.base else "its base model"
     lines += [f"{_text(title)} is {base}, fine-tuned (supervised, all weights, {dtype}).", "", "## Training", ""]
-    lines += _table(("", "value"), _training_rows(data))
+    training = _training_rows(data)
+    lines += _table(("", "value"), training) if training else ["Nothing was recorded about it."]
     lines += ["", "## Verified against the base model", ""]
     lines += _table(("check", "result", "detail"), checks)
     lines += [
@@ -95,7 +98,7 @@ def base_front_matter(base: Path) -> dict[str, Any]:
 
 def _front_matter(data: ModelCardData, inherited: Mapping[str, Any]) -> dict[str, Any]:
     tags = ["trainium", "neuron", *(["rehearsal"] if data.rehearsal else [])]
-    base = {"base_model": data.base_model} if data.base_model else {}
+    base = {"base_model": data.base} if data.base and _HUB_NAME.fullmatch(data.base) else {}
     return {"library_name": "transformers", "pipeline_tag": "text-generation", **base, **inherited, "tags": tags}
 
 

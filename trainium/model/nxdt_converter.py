@@ -159,7 +159,7 @@ def _qkv_flags(layout: Layout, direction: Direction) -> tuple[str, ...]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Command line; 0 done, 2 the user must change something."""
+    """Command line; 0 done, 1 the file system failed, 2 the user must change something."""
     parser = argparse.ArgumentParser(prog="python -m trainium.model.nxdt_converter", description=__doc__.split("\n")[0])
     command = parser.add_subparsers(dest="command", required=True).add_parser("prepare", help=prepare.__doc__)
     command.add_argument("base", type=Path, help="Hugging Face folder")
@@ -170,6 +170,9 @@ def main(argv: list[str] | None = None) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except OSError as error:
+        print(f"failed: {error}", file=sys.stderr)
+        return 1
     print(f"{arguments.out}: {count} tensors, {arguments.out.stat().st_size / 1e9:.2f} GB")
     return 0
 

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trainium.checkpoint.huggingface import open_weights
+from trainium.checkpoint.layout import Layout
 from trainium.checkpoint.merge import CopyDifference
 from trainium.checkpoint.plan import HEAD
-from trainium.checkpoint.verify import Comparison, TensorComparison, compare_hf, compare_tensors
+from trainium.checkpoint.verify import Comparison, TensorComparison, compare_hf, compare_tensors, verify_nxd
+from trainium.checkpoint.weights import FloatDtype
 from trainium.model import loading
 from trainium.model.companions import TEMPLATE_FILE, Change, companion_files, read_object
 
@@ -40,16 +42,24 @@ def check_weights(base: Path, export: Path, *, untied: bool, dtype: str) -> tupl
     ), comparison
 
 
-def check_copies(differences: Sequence[CopyDifference] | None) -> Check:
-    """Norms and replicated KV heads over the ranks; None means that nobody could compare them."""
+def check_copies(differences: Sequence[CopyDifference]) -> Check:
+    """Norms and replicated KV heads over the ranks, as compared while they were merged."""
     name = "copies across ranks"
-    if differences is None:
-        return Check(name, "skipped", "the toolchain's converter merged the ranks; it takes one copy and compares none")
     if not differences:
         return Check(name, "passed", "norms and replicated KV heads are bit for bit the same in all ranks")
     worst = max(differences, key=lambda item: item.max_difference)
     where = f"{worst.tensor} in tp rank {worst.tp_rank}, pp rank {worst.pp_rank}, by {worst.max_difference:.3g}"
     return Check(name, "failed", f"{len(differences)} copies differ between ranks, most of all {where}")
+
+
+def check_slices(export: Path, checkpoint: Path, layout: Layout, dtype: FloatDtype) -> Check:
+    """What the toolchain's converter merged, against every rank's own tensors; equal slices make equal copies."""
+    found = verify_nxd(export, checkpoint, layout, dtype=dtype)
+    problems = [f"{item.where}: {item.tensor} {item.problem}" for item in found.problems]
+    detail = (
+        f"every one of {found.tensors} tensors in {found.shards} shards, {found.copies} copies included, is its slice"
+    )
+    return _unless("copies across ranks", problems, f"{detail} of the merged model")
 
 
 def check_companions(base: Path, export: Path, changes: Sequence[Change]) -> Check:
@@ -73,11 +83,9 @@ def check_companions(base: Path, export: Path, changes: Sequence[Change]) -> Che
     return Check("config and tokenizer", "passed", detail)
 
 
-def check_chat_template(export: Path, template: str | None) -> Check:
-    """transformers uses the template that was asked for; without one the base's stays."""
+def check_chat_template(export: Path, template: str) -> Check:
+    """transformers uses the template that was asked for."""
     name = "chat template"
-    if template is None:
-        return Check(name, "skipped", "none asked for; the base's is kept")
     try:
         tokenizer = loading.load_tokenizer(export)
     except loading.LoadError as error:

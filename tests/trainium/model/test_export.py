@@ -79,7 +79,7 @@ def run(tied_base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
 @pytest.fixture(scope="module")
 def card(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("card") / "card.json"
-    path.write_text(json.dumps({"base_model": "acme/tiny", "recipe": "rehearsal", "steps": 20, "rehearsal": True}))
+    path.write_text(json.dumps({"base": "acme/tiny", "recipe": "rehearsal", "steps": 20, "rehearsal": True}))
     return path
 
 
@@ -116,6 +116,8 @@ def test_a_tied_model_is_exported_verified_and_described(
     assert "| copies across ranks | passed |" in card_text
     report = result.report
     assert report["step"] == 20
+    assert report["verified"][0] == "names: the base's 20 and lm_head.weight (tied embeddings untied)"
+    assert report["table"] == report["checks"]
     assert report["trained_dtypes"] == ["float32"]
     assert report["changed_tensors"] == len(base)
     assert report["bytes"] == sum(path.stat().st_size for path in result.out.iterdir())
@@ -133,7 +135,8 @@ def test_an_untied_model_keeps_config_and_names(
     assert result.code == 0, result.stderr
     assert (result.out / "config.json").read_bytes() == (untied_base / "config.json").read_bytes()
     assert result.check("names")["detail"] == "the base's 21"
-    assert result.check("chat template")["result"] == "skipped"
+    assert "chat template" not in {check["check"] for check in result.report["checks"]}
+    assert result.report["notes"] == []
     assert not (result.out / "checkpoint.pt").exists()
 
 
@@ -145,17 +148,34 @@ def test_another_dtype_is_written_and_recorded(run: Run, trained: Path) -> None:
     assert "float32 in all 21, cast from the base's in 20" in result.check("dtypes")["detail"]
 
 
-def test_the_toolchain_converters_single_file_is_a_source_too(run: Run, trained: Path, tied_base: Path) -> None:
-    merged = trained.parent / "merged"
-    if not merged.exists():
-        to_hf(trained, merged, tied_base / "config.json", LAYOUT, single_file=True)
-    result = run(merged / "checkpoint.pt", flags=())
+@pytest.fixture(scope="module")
+def merged(trained: Path, tied_base: Path) -> Path:
+    """What the toolchain's converter makes of the trained checkpoint."""
+    folder = trained.parent / "merged"
+    to_hf(trained, folder, tied_base / "config.json", LAYOUT, single_file=True)
+    return folder / "checkpoint.pt"
+
+
+def test_the_toolchain_converters_single_file_is_a_source_too(run: Run, trained: Path, merged: Path) -> None:
+    result = run(trained, "--full-state", merged)
     assert result.code == 0, result.stderr
-    assert result.check("copies across ranks")["result"] == "skipped"
+    assert "is its slice of the merged model" in result.check("copies across ranks")["detail"]
+    assert result.report["step"] == 20
     assert result.report["trained_dtypes"] == ["float32"]
     state = load_file(result.out / "model.safetensors")
     moved = load_file(trained.parent / "moved/model.safetensors")
     assert all(torch.equal(state[name], moved[name].bfloat16()) for name in moved)
+
+
+def test_a_wrong_merge_of_the_toolchain_is_found(run: Run, trained: Path, merged: Path, tmp_path: Path) -> None:
+    state = torch.load(merged, weights_only=True)
+    swapped = {
+        name: tensor.flip(0) if name.endswith("1.self_attn.q_proj.weight") else tensor for name, tensor in state.items()
+    }
+    torch.save({name: tensor.contiguous() for name, tensor in swapped.items()}, tmp_path / "wrong.pt")
+    result = run(trained, "--full-state", tmp_path / "wrong.pt")
+    assert result.code == 1
+    assert "model.layers.1.self_attn.qkv_proj.weight_qkv differs" in result.check("copies across ranks")["detail"]
 
 
 def test_the_bases_own_weights_are_no_result(run: Run, tied_base: Path, tmp_path: Path) -> None:
@@ -232,6 +252,7 @@ def test_a_model_beyond_memory_is_reported_as_not_loaded(
     assert result.code == 0
     assert result.check("loads and generates")["result"] == "skipped"
     assert "has 1.0 GB" in result.check("loads and generates")["detail"]
+    assert any("not loaded: needs" in note for note in result.report["notes"])
 
 
 def test_available_memory_is_within_the_machines() -> None:
@@ -250,8 +271,8 @@ def refuse(result: Outcome, message: str) -> None:
 def test_user_errors_exit_2_before_anything_is_written(
     run: Run, trained: Path, tied_base: Path, tmp_path: Path
 ) -> None:
-    refuse(run(tmp_path / "none.ckpt"), "does not exist")
-    refuse(run(trained, flags=()), "give --tp")
+    refuse(run(tmp_path / "none.ckpt"), "is no folder")
+    refuse(run(trained, "--full-state", tmp_path / "none.pt"), "none.pt does not exist")
     refuse(run(trained, flags=("--tp", "2")), "tp=2")
     refuse(run(trained, flags=("--tp", "3")), "tp=3 must divide num_attention_heads=4")
     empty = tmp_path / "empty"
@@ -263,6 +284,15 @@ def test_user_errors_exit_2_before_anything_is_written(
     refuse(run(trained, "--chat-template", bad), "the chat template does not render")
     refuse(run(trained, "--model-card-data", bad), "is not JSON")
     refuse(run(trained, base=tied_base, flags=(*FLAGS, "--out", str(tied_base / "export"))), "one inside the other")
+
+
+def test_a_report_that_cannot_be_written_is_a_failure_without_a_traceback(
+    run: Run, trained: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    result = run(trained, "--report", tmp_path / "file" / "report.json")
+    assert result.code == 1
+    assert result.stderr.startswith("failed: ")
 
 
 def test_an_incomplete_checkpoint_is_refused(run: Run, trained: Path, tmp_path: Path) -> None:

@@ -131,7 +131,7 @@ def card_parts(text: str) -> tuple[dict[str, object], str]:
 
 def test_the_card_names_base_recipe_data_and_checks(untied_base: Path) -> None:
     data = ModelCardData(
-        base_model="weblab-GENIAC/Tanuki-8B-dpo-v1.0", recipe="tanuki-8b-sft", steps=100, dataset="s3://x/y.jsonl"
+        base="weblab-GENIAC/Tanuki-8B-dpo-v1.0", recipe="tanuki-8b-sft", steps=100, dataset="s3://x/y.jsonl"
     )
     checks = [("names", "passed", "21")]
     head, body = card_parts(render_card(data, "out", base_front_matter(untied_base), checks, "bfloat16"))
@@ -144,6 +144,12 @@ def test_the_card_names_base_recipe_data_and_checks(untied_base: Path) -> None:
     assert "rehearsal" not in body.lower()
 
 
+def test_only_a_repository_of_the_hub_is_named_as_base_in_the_metadata() -> None:
+    head, body = card_parts(render_card(ModelCardData(base="rehearsal"), "out", {}, [], "bfloat16"))
+    assert "base_model" not in head
+    assert "| base | rehearsal |" in body
+
+
 def test_a_rehearsal_says_so_at_the_top() -> None:
     head, body = card_parts(render_card(ModelCardData(rehearsal=True), "out", {}, [], "bfloat16"))
     assert "rehearsal" in head["tags"]  # type: ignore[operator]
@@ -151,7 +157,7 @@ def test_a_rehearsal_says_so_at_the_top() -> None:
 
 
 def test_hostile_values_stay_in_their_place() -> None:
-    data = ModelCardData(base_model="x\nlicense: other", dataset="a | b\n# <script>", run="`$(id)`")
+    data = ModelCardData(base="x\nlicense: other", dataset="a | b\n# <script>", run="`$(id)`")
     head, body = card_parts(render_card(data, "out", {}, [], "bfloat16"))
     assert "license" not in head
     assert "<script>" not in body
