@@ -189,7 +189,7 @@ def _max_tokens(settings: Settings) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Command line; 0 evaluated (better or not), 1 a model or the file system failed, 2 the user must change something."""
+    """Command line; 0 evaluated (better or not), 1 a model or the disk failed, 2 the user must change something."""
     parser = argparse.ArgumentParser(prog="python -m trainium.model.evaluate", description=__doc__.split("\n")[0])
     parser.add_argument("--base", type=Path, required=True, help="base model folder")
     parser.add_argument("--tuned", type=Path, required=True, help="fine-tuned model folder")
