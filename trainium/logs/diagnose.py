@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainium.logs.rules import Context, Role, RuleClass
+from trainium.logs.rules import STAGES, Context, Role, RuleClass
 from trainium.logs.scanner import Finding, Scanner
 from trainium.logs.tail import Tail, last_lines
 
@@ -119,12 +119,14 @@ def diagnose(
 
     Args:
         paths: its log, or one log per node.
-        stage: `convert`, `compile`, `train`, `export`, `evaluate`, or None.
+        stage: `convert`, `compile`, `train`, `export`, `evaluate`, or a job of one such as `convert-verify`; with
+            None, or a stage that has no rules of its own, the rules of all stages hold.
         nodes: how many nodes it had (a node without EFA is a fault only where there are several).
         expect_resume: whether it was to continue from a checkpoint.
     """
     files = [paths] if isinstance(paths, Path) else list(paths)
-    found = find(files, Context(stage, nodes, expect_resume))
+    base = stage.partition("-")[0] if stage else None
+    found = find(files, Context(base if base in STAGES else None, nodes, expect_resume))
     # A hint is no explanation on its own: the last lines stay the first thing to read.
     if any(diagnosis.role is not Role.HINT for diagnosis in found):
         return found

@@ -1,5 +1,6 @@
 """Reading a log that is still being written, in bounded memory."""
 
+import errno
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,7 +25,8 @@ class Tail:
     """What was added to a file since the last look.
 
     A file that became shorter, or another file under the same name, is read from its start again, and `restarts` counts
-    it: the reader then drops what it knew. A file that is not there (yet) has nothing new.
+    it: the reader then drops what it knew. A file that is not there (yet), or whose handle the file server has lost for
+    the moment, has nothing new.
     """
 
     def __init__(self, path: Path, offset: int = 0) -> None:
@@ -36,10 +38,15 @@ class Tail:
     def read(self) -> Iterator[bytes]:
         """Blocks of at most `BLOCK` bytes, up to the end the file has when it is reached."""
         try:
-            file = self.path.open("rb")
+            yield from self._read()
         except FileNotFoundError:
             return
-        with file:
+        except OSError as error:
+            if error.errno != errno.ESTALE:
+                raise
+
+    def _read(self) -> Iterator[bytes]:
+        with self.path.open("rb") as file:
             status = os.fstat(file.fileno())
             if status.st_size < self.offset or (self._inode is not None and status.st_ino != self._inode):
                 self.offset = 0

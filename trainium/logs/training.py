@@ -41,7 +41,7 @@ class TrainingProgress:
     Attributes:
         step, max_steps: the last global step seen (0 before the first), the step it is to reach.
         points: the metrics, one per step, in the order of the steps.
-        seconds_per_step: the median of the last steps, from the bar's elapsed time (its own rate has two decimals).
+        seconds_per_step: the usual pace of the last steps, from the bar's elapsed time (its own rate has two decimals).
         eta_seconds: what is left at that pace.
         checkpoints: in the order in which they were begun.
         compilations: how often the compiler was called; after a complete compile stage only for saving and validation.
@@ -65,6 +65,15 @@ class TrainingProgress:
     def healthy(self) -> bool:
         """Whether nothing is wrong so far. A training that is over is good only when it is `finished` as well."""
         return not self.problems
+
+
+def _pace(step_times: list[float]) -> float | None:
+    """Seconds per step: the mean without the slowest tenth, in which a checkpoint was saved or a graph compiled.
+
+    No median: the bar counts whole seconds, so fast steps take 0 or 1.
+    """
+    usual = sorted(step_times)[: len(step_times) - (len(step_times) + 9) // 10] if len(step_times) > 2 else step_times
+    return statistics.mean(usual) if usual else None
 
 
 class TrainingLog:
@@ -121,7 +130,7 @@ class TrainingLog:
         step = max(self._points, default=0)
         if self._finished and self._max_steps is not None:
             step = self._max_steps
-        pace = statistics.median(self._step_times) if self._step_times else None
+        pace = _pace(self._step_times)
         left = None if self._max_steps is None else max(0, self._max_steps - step)
         return TrainingProgress(
             step=step,
@@ -157,7 +166,7 @@ class TrainingLog:
             # A restarted job goes on in the same file, from an earlier checkpoint: what came after that is void.
             self._points = {step: kept for step, kept in self._points.items() if step < point.step}
             self._finished = False
-        elif last is not None and (passed := (point.elapsed or 0.0) - (last.elapsed or 0.0)) > 0:
+        elif last is not None and (passed := (point.elapsed or 0.0) - (last.elapsed or 0.0)) >= 0:
             # The bar's clock starts again with every epoch; the step that crosses it has no time.
             self._step_times.append(passed / (point.step - last.step))
             del self._step_times[:-_RECENT_STEPS]

@@ -165,6 +165,12 @@ def test_an_unknown_failure_is_reported_with_the_last_lines(tmp_path: Path) -> N
     assert "empty" in found.summary
 
 
+def test_jobs_of_a_stage_and_other_names_are_read_too(tmp_path: Path) -> None:
+    path = write(tmp_path, "AttributeError: 'NoneType' object has no attribute 'keys'\n")
+    for stage in ("convert", "convert-verify", "publish", None):
+        assert diagnose(path, stage)[0].rule == "converter-no-weights"
+
+
 def test_a_hint_alone_does_not_explain(tmp_path: Path) -> None:
     path = write(tmp_path, "Another process must be compiling MODULE_1+a, been waiting for: 40.0 minutes\n")
     assert [d.rule for d in diagnose(path, "compile")] == ["unrecognised", "compile-lock-wait"]

@@ -173,3 +173,13 @@ def test_byte_by_byte_is_the_same_too() -> None:
     for index in range(len(WHOLE)):
         in_pieces.feed(WHOLE[index : index + 1])
     assert in_pieces.progress == at_once.progress
+
+
+def test_the_pace_leaves_out_the_step_that_saved_a_checkpoint_and_knows_fast_steps() -> None:
+    slow = [(step, f"{10 * step // 60:02d}:{10 * step % 60:02d}") for step in range(1, 6)]
+    saved = [(6, "11:00"), (7, "11:10")]
+    assert read("".join(bar(step, at) for step, at in slow + saved)).seconds_per_step == 10.0
+    fast = "".join(bar(step, f"00:{step // 4:02d}") for step in range(1, 41))
+    pace = read(fast).seconds_per_step
+    assert pace is not None
+    assert 0.1 < pace < 0.4
