@@ -1,0 +1,103 @@
+"""`python -m trainium.checkpoint` as the jobs call it."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from trainium.checkpoint.__main__ import main
+from trainium.checkpoint.verify import compare_hf
+
+MakeModel = Callable[..., Path]
+LAYOUT = ["--tp", "4", "--kv-replicator", "2"]
+
+
+def test_there_and_back_with_reports(make_model: MakeModel, tmp_path: Path) -> None:
+    source, nxd, back, report = make_model(), tmp_path / "nxd", tmp_path / "back", tmp_path / "report.json"
+    command = [sys.executable, "-m", "trainium.checkpoint"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    root = Path(__file__).parents[3]
+    done = subprocess.run(
+        [*command, "to-nxd", source, nxd, *LAYOUT, "--verify", "--report", report],
+        cwd=root, env=environment, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.startswith(f"{nxd}: 4 files, 60 tensors, ")
+    assert done.stdout.endswith(", verified\n")
+    content = json.loads(report.read_text())
+    assert content["layout"] == {
+        "tp": 4, "pp": 1, "kv_replicator": 2, "qkv": "fused", "virtual_pp": 1, "instance_family": "trn1",
+    }  # fmt: skip
+    assert content["verification"]["ok"] is True
+    assert content["file_bytes"] == sum(path.stat().st_size for path in (nxd / "model").iterdir())
+    assert main(
+        ["to-hf", str(nxd / "model"), str(back), "--config", str(source / "config.json"), *LAYOUT, "--verify"]
+    ) == 0  # fmt: skip
+    assert compare_hf(source, back).equal
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--tp", "3"], "tp=3 must divide num_attention_heads=4"),
+        (["--tp", "0"], "tp=0"),
+        (["--tp", "4"], "× kv_replicator=1 must equal tp=4"),
+    ],
+)
+def test_bad_layouts_are_one_message_and_exit_code_2_before_torch_is_loaded(
+    make_model: MakeModel, tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    script = (
+        "import sys; from trainium.checkpoint.__main__ import main; code = main(); "
+        "assert 'torch' not in sys.modules; sys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, "to-nxd", make_model(), tmp_path / "nxd", *arguments],
+        cwd=Path(__file__).parents[3], capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith("error: ")
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "nxd").exists()
+
+
+def test_bad_inputs_are_one_message_and_exit_code_2(
+    make_model: MakeModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = make_model()
+    config = ["--config", str(source / "config.json"), *LAYOUT]
+    for arguments, message in (
+        (["to-nxd", str(tmp_path / "nowhere"), str(tmp_path / "nxd"), *LAYOUT], "nowhere does not exist"),
+        (["to-hf", str(source), str(tmp_path / "out"), *config], "holds no shards"),
+        (["to-hf", str(source), str(tmp_path / "out"), *config, "--single-file", "--verify"], "--single-file"),
+    ):
+        assert main(arguments) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_failed_verification_is_exit_code_1(
+    make_model: MakeModel, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that gives back other bytes than were written: here one byte of a shard, between writing and proof."""
+    from trainium.checkpoint import convert
+
+    source, out = make_model(), tmp_path / "nxd"
+    real = convert.to_nxd
+
+    def then_damage(*arguments: object, **options: object) -> convert.ConversionReport:
+        report = real(*arguments, **options)  # type: ignore[arg-type]
+        shard = bytearray(Path(report.files[0]).read_bytes())
+        middle = len(shard) // 2
+        shard[middle] ^= 0xFF
+        Path(report.files[0]).write_bytes(shard)
+        return report
+
+    monkeypatch.setattr(convert, "to_nxd", then_damage)
+    assert main(["to-nxd", str(source), str(out), *LAYOUT, "--verify"]) == 1
+    printed = capsys.readouterr()
+    assert "VERIFICATION FAILED" in printed.out
+    assert "differs from its slice of the source" in printed.err

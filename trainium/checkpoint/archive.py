@@ -1,0 +1,180 @@
+"""Reading `.pt` files (torch's zip format) without unpickling anything but tensors and XLA's tensor references.
+
+The structure is read without torch; a tensor is a view of the mapped file. Format: PyTorch,
+`torch/serialization.py` and `caffe2/serialize/inline_container.h`.
+"""
+
+from __future__ import annotations
+
+import collections
+import io
+import mmap
+import pickle
+import struct
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainium.checkpoint.errors import CheckpointError
+from trainium.checkpoint.weights import ITEM_BYTES, TensorInfo, damaged, torch_dtype
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+REFERENCE_MODULE, REFERENCE_NAME = "torch_xla.utils.serialization", "TensorReference"
+
+STORAGES: Mapping[str, str] = {
+    "BFloat16Storage": "bfloat16",
+    "HalfStorage": "float16",
+    "FloatStorage": "float32",
+    "DoubleStorage": "float64",
+    "BoolStorage": "bool",
+    "ByteStorage": "uint8",
+    "CharStorage": "int8",
+    "ShortStorage": "int16",
+    "IntStorage": "int32",
+    "LongStorage": "int64",
+}
+
+
+class TensorReference:
+    """Stands for torch_xla's class of that name: the tensor is in `<file>.tensors/tensor_<tid>.pt`."""
+
+    tid: int
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor inside the archive: strides and offset in elements, `record` the storage's file in the zip."""
+
+    info: TensorInfo
+    stride: tuple[int, ...]
+    offset: int
+    record: str
+
+
+@dataclass(frozen=True)
+class _Storage:
+    dtype: str
+    record: str
+
+
+@dataclass(frozen=True)
+class Archive:
+    """An open `.pt` file: `content` is what was pickled, with StoredTensor and TensorReference in place."""
+
+    path: Path
+    content: Any
+    positions: Mapping[str, tuple[int, int]]  # record → (first byte, bytes)
+    mapped: mmap.mmap
+
+    def tensor(self, stored: StoredTensor) -> Tensor:
+        """A view of the file."""
+        import torch
+
+        if 0 in stored.info.shape:
+            return torch.empty(stored.info.shape, dtype=torch_dtype(stored.info.dtype))
+        start, size = self._position(stored)
+        dtype = torch_dtype(stored.info.dtype)
+        flat = torch.frombuffer(self.mapped, dtype=dtype, count=size // dtype.itemsize, offset=start)
+        return flat.as_strided(stored.info.shape, stored.stride, stored.offset)
+
+    def _position(self, stored: StoredTensor) -> tuple[int, int]:
+        start, size = self.positions.get(stored.record, (0, -1))
+        extent = (
+            1 + stored.offset + sum((n - 1) * step for n, step in zip(stored.info.shape, stored.stride, strict=True))
+        )
+        if size < extent * ITEM_BYTES[stored.info.dtype]:
+            damaged(self.path, f"record data/{stored.record} is too short for the tensor it should hold")
+        return start, size
+
+
+def open_archive(path: Path) -> Archive:
+    """Map a `.pt` file and read its structure.
+
+    Raises CheckpointError naming the file when it is missing, truncated, compressed, big-endian, of torch < 1.6, or
+    asks for anything but tensors and references.
+    """
+    try:
+        with path.open("rb") as file, zipfile.ZipFile(file) as archive:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            records = {info.filename.partition("/")[2]: info for info in archive.infolist()}
+            if "data.pkl" not in records:
+                damaged(path, "it is a zip file, but torch.save did not write it")
+            if "byteorder" in records and archive.read(records["byteorder"]) != b"little":
+                damaged(path, "it was written on a big-endian machine")
+            content = _unpickle(path, archive.read(records["data.pkl"]))
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} does not exist") from None
+    except zipfile.BadZipFile as error:
+        damaged(path, f"it is truncated, or torch.save did not write it ({error})")
+    except (OSError, ValueError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        damaged(path, error)
+    positions = {
+        name.removeprefix("data/"): _position(path, info, mapped)
+        for name, info in records.items()
+        if name.startswith("data/")
+    }
+    return Archive(path, content, positions, mapped)
+
+
+def _position(path: Path, info: zipfile.ZipInfo, mapped: mmap.mmap) -> tuple[int, int]:
+    """Where a stored record's bytes are: the local header's own lengths count, the central directory's may differ."""
+    header = mapped[info.header_offset : info.header_offset + 30]
+    if info.compress_type != zipfile.ZIP_STORED or len(header) < 30 or header[:4] != b"PK\x03\x04":
+        damaged(path, f"record {info.filename} is compressed or its header is damaged")
+    name, extra = struct.unpack("<HH", header[26:])
+    start = info.header_offset + 30 + name + extra
+    if start + info.file_size > len(mapped):
+        damaged(path, f"it is truncated: record {info.filename} reaches beyond the end")
+    return start, info.file_size
+
+
+def _unpickle(path: Path, data: bytes) -> Any:
+    try:
+        return _Unpickler(path, io.BytesIO(data)).load()
+    except CheckpointError:
+        raise
+    except Exception as error:  # a damaged pickle can raise anything; it runs nothing but the constructors below
+        damaged(path, f"its pickle is damaged ({type(error).__name__}: {error})")
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, path: Path, file: Any) -> None:
+        super().__init__(file)
+        self._path = path
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == "torch" and name in STORAGES:
+            return STORAGES[name]
+        allowed: dict[tuple[str, str], Callable[..., Any]] = {
+            ("collections", "OrderedDict"): collections.OrderedDict,
+            ("torch._utils", "_rebuild_tensor_v2"): lambda *arguments: _stored_tensor(*arguments[:4]),
+            ("torch._utils", "_rebuild_parameter"): lambda data, *_: data,
+            (REFERENCE_MODULE, REFERENCE_NAME): TensorReference,
+        }
+        if (module, name) not in allowed:
+            raise CheckpointError(
+                f"{self._path} is refused: its pickle asks for {module}.{name}; only tensors and "
+                f"{REFERENCE_MODULE}.{REFERENCE_NAME} are read from a checkpoint"
+            )
+        return allowed[module, name]
+
+    def persistent_load(self, pid: Any) -> _Storage:
+        _, dtype, key, _, _ = pid
+        return _Storage(str(dtype), str(key))
+
+
+def _stored_tensor(storage: _Storage, offset: int, shape: tuple[int, ...], stride: tuple[int, ...]) -> StoredTensor:
+    numbers = (offset, *shape, *stride)
+    if (
+        storage.dtype not in ITEM_BYTES
+        or len(shape) != len(stride)
+        or not all(type(n) is int and n >= 0 for n in numbers)
+    ):
+        raise ValueError(f"no tensor has dtype {storage.dtype}, shape {shape}, stride {stride} and offset {offset}")
+    return StoredTensor(TensorInfo(storage.dtype, tuple(shape)), tuple(stride), offset, storage.record)

@@ -1,0 +1,155 @@
+"""Weights in the formats that transformers reads: safetensors (mapped, streamed out), `.bin` and `.pt` files."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainium.checkpoint.errors import CheckpointError
+from trainium.checkpoint.shards import open_shard
+from trainium.checkpoint.weights import ITEM_BYTES, TensorInfo, Weights, damaged
+from trainium.files import read_json, sync_folder
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+INDEX = "model.safetensors.index.json"
+
+# safetensors' names of dtypes, https://huggingface.co/docs/safetensors
+_DTYPES = {
+    "BOOL": "bool",
+    "U8": "uint8",
+    "I8": "int8",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "BF16": "bfloat16",
+    "F16": "float16",
+    "I16": "int16",
+    "F32": "float32",
+    "I32": "int32",
+    "F64": "float64",
+    "I64": "int64",
+}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """A model's config.json, given the file or its folder."""
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        config = read_json(file)
+    except FileNotFoundError:
+        raise CheckpointError(f"{file} does not exist; a Hugging Face model folder has a config.json") from None
+    except (OSError, ValueError) as error:
+        damaged(file, error)
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{file} holds a {type(config).__name__}, not a model configuration")
+    return config
+
+
+def open_weights(path: Path) -> Weights:
+    """Map the weights of a Hugging Face folder (single file or index), or one `.safetensors`, `.bin` or `.pt` file.
+
+    Raises CheckpointError naming the file that is missing or damaged.
+    """
+    if path.is_file():
+        return _open_file(path)
+    for name in ("model.safetensors", "pytorch_model.bin", "checkpoint.pt"):
+        if (path / name).is_file():
+            return _open_file(path / name)
+    for name in (INDEX, "pytorch_model.bin.index.json"):
+        if (path / name).is_file():
+            return _open_index(path / name)
+    raise CheckpointError(f"{path} holds no weights: neither model.safetensors nor {INDEX} nor pytorch_model.bin")
+
+
+def plan_files(info: Mapping[str, TensorInfo], max_bytes: int) -> list[tuple[str, list[str]]]:
+    """File name → tensors, in order, no file above `max_bytes` of tensors unless one tensor is."""
+    groups: list[list[str]] = [[]]
+    size = 0
+    for name, item in info.items():
+        if groups[-1] and size + item.bytes > max_bytes:
+            groups.append([])
+            size = 0
+        groups[-1].append(name)
+        size += item.bytes
+    if len(groups) == 1:
+        return [("model.safetensors", groups[0])]
+    return [(f"model-{n:05d}-of-{len(groups):05d}.safetensors", names) for n, names in enumerate(groups, 1)]
+
+
+def write_safetensors(
+    path: Path, info: Mapping[str, TensorInfo], load: Callable[[str], Tensor], written: Callable[[int], None]
+) -> None:
+    """Stream tensors into one file, each loaded when it is its turn, wider dtypes first as safetensors wants them."""
+    from trainium.checkpoint.archive_writer import byte_view
+
+    order = sorted(info, key=lambda name: -ITEM_BYTES[info[name].dtype])
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name in order:
+        item = info[name]
+        end = offset + item.bytes
+        header[name] = {"dtype": _NAMES[item.dtype], "shape": item.shape, "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in order:
+            file.write(byte_view(load(name)))
+            written(info[name].bytes)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_index(folder: Path, info: Mapping[str, TensorInfo], files: Sequence[tuple[str, Sequence[str]]]) -> None:
+    """The index that says which file holds which tensor."""
+    total = sum(item.bytes for item in info.values())
+    weight_map = {name: file for file, names in files for name in names}
+    text = json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2, sort_keys=True)
+    (folder / INDEX).write_text(text + "\n")
+    sync_folder(folder)
+
+
+def _open_file(path: Path) -> Weights:
+    return _open_safetensors(path) if path.suffix == ".safetensors" else open_shard(path)
+
+
+def _open_safetensors(path: Path) -> Weights:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        file: Any = safe_open(path, "pt")
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+    except (SafetensorError, OSError) as error:
+        damaged(path, error)
+    info = {}
+    for name, item in slices.items():
+        dtype = _DTYPES.get(item.get_dtype())
+        if dtype is None:
+            raise CheckpointError(f"{path}: {name} has dtype {item.get_dtype()}, which is not supported")
+        info[name] = TensorInfo(dtype, tuple(item.get_shape()))
+    return Weights(path, info, file.get_tensor)
+
+
+def _open_index(path: Path) -> Weights:
+    index = read_config(path)
+    weight_map = index.get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
+        raise CheckpointError(f"{path} has no weight_map from tensor names to file names")
+    opened = {}
+    for file in sorted(set(weight_map.values())):
+        if Path(file).name != file:
+            raise CheckpointError(f"{path}: {file!r} is not the plain name of a file beside it")
+        if not (path.parent / file).is_file():
+            raise CheckpointError(f"{path.parent / file} does not exist, but {path.name} names it")
+        opened[file] = _open_file(path.parent / file)
+    lost = [name for name, file in weight_map.items() if name not in opened[file]]
+    if lost:
+        raise CheckpointError(f"{path.parent / weight_map[lost[0]]} lacks {lost[0]}, which {path.name} says it holds")
+    info = {name: opened[file].info[name] for name, file in sorted(weight_map.items())}
+    return Weights(path.parent, info, lambda name: opened[weight_map[name]][name])

@@ -1,0 +1,96 @@
+"""One rank's weights on disk, in both forms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from trainium.checkpoint.archive import Archive, StoredTensor, TensorReference, open_archive
+from trainium.checkpoint.errors import CheckpointError
+from trainium.checkpoint.paths import shard_path, tensor_folder
+from trainium.checkpoint.weights import TensorInfo, Weights, damaged
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["Form", "open_shard", "read_shard", "shard_path", "tensor_files", "write_shard"]
+
+Form = Literal["inline", "per-tensor"]
+
+
+def open_shard(path: Path) -> Weights:
+    """Map a shard of either form. Raises CheckpointError naming the file that is missing, damaged or refused."""
+    archive = open_archive(path)
+    entries = _entries(archive)
+
+    def part(reference: TensorReference) -> Archive:
+        return open_archive(tensor_folder(path) / f"tensor_{reference.tid}.pt")
+
+    def load(name: str) -> Tensor:
+        entry = entries[name]
+        if isinstance(entry, StoredTensor):
+            return archive.tensor(entry)
+        opened = part(entry)  # opened again each time: thousands of open files are more than a process may have
+        return opened.tensor(_bare(opened))
+
+    info = {n: e.info if isinstance(e, StoredTensor) else _bare(part(e)).info for n, e in entries.items()}
+    return Weights(path, info, load)
+
+
+def read_shard(path: Path) -> dict[str, Tensor]:
+    """A shard's tensors in memory, free to be changed."""
+    return {name: tensor.clone() for name, tensor in open_shard(path).items()}
+
+
+def tensor_files(path: Path) -> tuple[Path, ...]:
+    """The files beside a shard that its reference dict names; none for the inline form. No torch needed."""
+    entries = _entries(open_archive(path)).values()
+    return tuple(tensor_folder(path) / f"tensor_{e.tid}.pt" for e in entries if isinstance(e, TensorReference))
+
+
+def write_shard(
+    path: Path,
+    info: Mapping[str, TensorInfo],
+    tensors: Iterable[Tensor],
+    form: Form = "inline",
+    written: Callable[[int], None] = lambda _: None,
+) -> None:
+    """Write one rank: `info` says what comes, `tensors` yields it in that order, one in memory at a time.
+
+    Each tensor gets a storage of exactly its size. `written` is told the bytes of each tensor.
+    """
+    from trainium.checkpoint import archive_writer
+
+    def counted() -> Iterable[Tensor]:
+        for tensor, item in zip(tensors, info.values(), strict=True):
+            yield tensor
+            written(item.bytes)
+
+    if form == "inline":
+        archive_writer.write_tensors(path, info, counted())
+        return
+    folder = tensor_folder(path)
+    folder.mkdir()
+    for tid, tensor in enumerate(counted()):
+        archive_writer.write_tensor(folder / f"tensor_{tid}.pt", tensor)
+    archive_writer.write_reference_info(path.with_name(f"{path.name}.info.pt"), info.values())
+    archive_writer.write_references(path, info)
+
+
+def _entries(archive: Archive) -> dict[str, StoredTensor | TensorReference]:
+    content = archive.content
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{archive.path} holds a {type(content).__name__}, not a dict of tensors")
+    for name, value in content.items():
+        if not isinstance(name, str) or not isinstance(value, StoredTensor | TensorReference):
+            raise CheckpointError(f"{archive.path}: entry {name!r} is a {type(value).__name__}, not a tensor")
+        if isinstance(value, TensorReference) and not isinstance(getattr(value, "tid", None), int):
+            damaged(archive.path, f"the reference for {name} has no tensor number")
+    return dict(content)
+
+
+def _bare(archive: Archive) -> StoredTensor:
+    if not isinstance(archive.content, StoredTensor):
+        damaged(archive.path, "it should hold one bare tensor")
+    return archive.content

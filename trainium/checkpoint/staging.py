@@ -1,0 +1,86 @@
+"""Output folders that are there whole or not at all."""
+
+import os
+import re
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from trainium.checkpoint.errors import CheckpointError
+from trainium.files import sync_folder
+
+
+@contextmanager
+def staged(target: Path, ours: re.Pattern[str], needed_bytes: int) -> Iterator[Path]:
+    """A temporary folder beside `target` that takes its place when the block ends well, and is gone otherwise.
+
+    ours: names of files and folders that an earlier output may hold; a target with anything else is not replaced.
+    needed_bytes: what will be written. Raises CheckpointError before anything is written when the target is something
+    else or the disk is too small.
+    """
+    try:
+        temporary = _prepare(target, ours, needed_bytes)
+    except OSError as error:
+        raise CheckpointError(f"{target} cannot be written: {error.strerror or error}") from error
+    try:
+        yield temporary
+        temporary.chmod(0o755)
+        for folder in {temporary, *(path for path in temporary.iterdir() if path.is_dir())}:
+            sync_folder(folder)
+        _take_place(temporary, target)
+    except OSError as error:
+        raise CheckpointError(f"{target} could not be written: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _prepare(target: Path, ours: re.Pattern[str], needed_bytes: int) -> Path:
+    _refuse_other(target, ours)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    _remove_leftovers(target)
+    free = shutil.disk_usage(target.parent).free
+    if free < needed_bytes:
+        raise CheckpointError(
+            f"{target.parent} has {free / 1e9:.3f} GB free, but {target.name} needs {needed_bytes / 1e9:.3f} GB"
+        )
+    return _folder_beside(target, ".partial")
+
+
+def _folder_beside(target: Path, suffix: str) -> Path:
+    """A new hidden folder whose name says who is at work."""
+    prefix = f".{target.name}.{socket.gethostname()}-{os.getpid()}-"
+    return Path(tempfile.mkdtemp(prefix=prefix, suffix=suffix, dir=target.parent))
+
+
+def _refuse_other(target: Path, ours: re.Pattern[str]) -> None:
+    if target.is_symlink() or (target.exists() and not target.is_dir()):
+        raise CheckpointError(f"{target} exists and is no folder; choose another output or remove it")
+    others = sorted(path.name for path in target.iterdir() if not ours.fullmatch(path.name)) if target.exists() else []
+    if others:
+        raise CheckpointError(
+            f"{target} holds something else than an earlier output ({', '.join(others[:3])}); "
+            "choose another output or empty it"
+        )
+
+
+def _remove_leftovers(target: Path) -> None:
+    """Remove what a killed process of this machine left; on another machine it may still be at work."""
+    pattern = re.compile(rf"\.{re.escape(target.name)}\.{re.escape(socket.gethostname())}-(\d+)-.*\.(partial|replaced)")
+    for path in target.parent.iterdir():
+        match = pattern.fullmatch(path.name)
+        if match and not Path(f"/proc/{match[1]}").exists():
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _take_place(temporary: Path, target: Path) -> None:
+    if not target.exists():
+        temporary.rename(target)
+    else:
+        aside = _folder_beside(target, ".replaced")
+        target.rename(aside)
+        temporary.rename(target)
+        shutil.rmtree(aside, ignore_errors=True)
+    sync_folder(target.parent)
