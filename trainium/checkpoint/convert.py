@@ -3,7 +3,7 @@
 import json
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -17,7 +17,7 @@ from trainium.checkpoint.huggingface import open_weights, plan_files, read_confi
 from trainium.checkpoint.layout import BYTES_PER_RECORD, Layout
 from trainium.checkpoint.merge import CopyDifference, checkpoint_sources, gather, refuse_differences
 from trainium.checkpoint.paths import find_shards, model_folder, shard_path
-from trainium.checkpoint.plan import HEAD, placements, rank_targets, source_shapes
+from trainium.checkpoint.plan import EMBEDDING, HEAD, Placement, Shape, placements, rank_targets, source_shapes
 from trainium.checkpoint.shards import Form, open_shard, write_shard
 from trainium.checkpoint.split import cut
 from trainium.checkpoint.staging import staged
@@ -202,11 +202,13 @@ def _cast(tensor: Tensor, info: TensorInfo) -> Tensor:
     return tensor.to(torch_dtype(info.dtype))
 
 
-def _dtypes(infos: Any) -> tuple[str, ...]:
+def _dtypes(infos: Iterable[Mapping[str, TensorInfo]]) -> tuple[str, ...]:
     return tuple(sorted({item.dtype for info in infos for item in info.values()}))
 
 
-def _stored_info(name: str, pieces: Any, read: Callable[[int, int], Weights], sources: Mapping[str, Any]) -> TensorInfo:
+def _stored_info(
+    name: str, pieces: Sequence[Placement], read: Callable[[int, int], Weights], sources: Mapping[str, Shape]
+) -> TensorInfo:
     for piece in pieces:
         rank = read(piece.tp_rank, piece.pp_rank)
         if piece.target in rank:
@@ -241,5 +243,5 @@ def _output_config(config: Mapping[str, Any], info: Mapping[str, TensorInfo]) ->
         changed["tie_word_embeddings"] = False
     for key in ("dtype", "torch_dtype"):
         if key in changed:
-            changed[key] = info["model.embed_tokens.weight"].dtype
+            changed[key] = info[EMBEDDING].dtype
     return changed

@@ -16,7 +16,6 @@ from trainium.checkpoint.errors import CheckpointError
 from trainium.checkpoint.shards import Form, open_shard, read_shard, write_shard
 from trainium.checkpoint.weights import TensorInfo
 
-
 _STORAGE = object()  # pickled as the storage of the two numbers in good.pt
 
 
