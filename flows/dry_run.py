@@ -76,10 +76,9 @@ def _jobs(site: Site, arch: Architecture | None) -> Iterator[tuple[str, JobSpec]
     if recipe.convert.engine == "nxdt" and arch is not None:
         model, out = checkpoint / "model", merged_file(site).parent
         yield "export-merge", converter_job(site, job("export-merge"), Direction.TO_HF, model, out, arch)
-    source = checkpoint if recipe.convert.engine == "native" else merged_file(site)
     template = job("export") / "chat_template.jinja" if recipe.export.chat_template is not None else None
     card = job("export") / "model-card.json"
-    yield "export", export_job(site, job("export"), source, template=template, card=card)
+    yield "export", export_job(site, job("export"), checkpoint, template=template, card=card)
     yield "evaluate", evaluate_job(site, job("evaluate"))
 
 

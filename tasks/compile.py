@@ -38,7 +38,7 @@ async def _compile(run: Run) -> StageResult:
     )
     if not verdict.ok:
         # The job ended with code 0, so only this entry keeps the next start from believing it.
-        run.folder.end_attempt("compile", job.note.attempt, job.note, succeeded=False)
+        run.folder.end_attempt("compile", job.note, succeeded=False)
         raise StageFailed(_refusal(verdict, job.note.id, str(job.folder.log), failure_lines(job.folder)))
     return StageResult(
         outputs=(Output.of(run.places.cache),),

@@ -29,27 +29,24 @@ async def export(run: Run) -> StageRecord:
 
 
 async def _export(run: Run) -> StageResult:
-    if run.recipe.convert.engine == "native":
-        source, jobs = _checkpoint(run), []
-    else:
-        source, jobs = merged_file(run.site), [await _merge_with_toolchain(run)]
-    jobs.append(await run_job(run, "export", lambda path: _describe(run.site, path, source)))
+    checkpoint = _checkpoint(run)
+    jobs = [await _merge_with_toolchain(run, checkpoint)] if run.recipe.convert.engine == "nxdt" else []
+    jobs.append(await run_job(run, "export", lambda path: _describe(run.site, path, checkpoint)))
     report = jobs[-1].report()
-    if run.recipe.convert.engine == "nxdt":
-        source.unlink(missing_ok=True)  # as large as the model; its content is in the export
+    merged_file(run.site).unlink(missing_ok=True)  # as large as the model; its content is in the export
     return StageResult(
         outputs=(Output.of(run.places.export),),
         jobs=tuple(job.note for job in jobs),
-        verified=tuple(f"{row['check']}: {row['detail']}" for row in report["checks"] if row["result"] == "passed"),
+        verified=tuple(report["verified"]),
         notes=tuple(report["notes"]),
         facts=report,
-        table=report["checks"],
+        table=report["table"],
     )
 
 
-async def _merge_with_toolchain(run: Run) -> FinishedJob:
+async def _merge_with_toolchain(run: Run, checkpoint: Path) -> FinishedJob:
     arch = Architecture.from_config(base_config(run.site))
-    model, out = _checkpoint(run) / "model", merged_file(run.site).parent
+    model, out = checkpoint / "model", merged_file(run.site).parent
 
     def describe(path: Path) -> JobSpec:
         return converter_job(run.site, path, Direction.TO_HF, model, out, arch)

@@ -60,7 +60,8 @@ async def run_job(
     """
     attempt = next_attempt(run, stage)
     folder = JobFolder(run.folder.job(stage, attempt))
-    record = await _submit(run, stage, folder, describe(folder.path), f"{run.folder.uid}-{stage}-{attempt}")
+    spec = describe(folder.path)
+    record = await _submit(run, stage, folder, spec, f"{run.folder.uid}-{stage}-{attempt}")
     log(f"{stage}: job {record.job_id}, log {folder.log}")
     try:
         outcome = await _watch(run, stage, folder, on_tick or _show_last_line(run, stage))
@@ -76,9 +77,9 @@ async def run_job(
         log=str(folder.log),
         seconds=(outcome.ended - outcome.started).total_seconds() if outcome.started and outcome.ended else None,
     )
-    run.folder.end_attempt(stage, attempt, note, succeeded=outcome.succeeded)
+    run.folder.end_attempt(stage, note, succeeded=outcome.succeeded)
     if not outcome.succeeded:
-        raise StageFailed(failure_text(stage, folder, outcome))
+        raise StageFailed(failure_text(stage, folder, outcome, nodes=spec.nodes))
     return FinishedJob(folder, note)
 
 
@@ -90,9 +91,9 @@ def next_attempt(run: Run, stage: str) -> int:
     return last
 
 
-def failure_text(stage: str, folder: JobFolder, outcome: Outcome) -> str:
+def failure_text(stage: str, folder: JobFolder, outcome: Outcome, *, nodes: int) -> str:
     """Everything somebody needs who was not there."""
-    findings = diagnose(folder.log, stage) if folder.log.exists() else ()
+    findings = diagnose(folder.log, stage, nodes=nodes)
     lines = [f"{stage} failed: job {outcome.job_id} {outcome.detail}"]
     lines += [f"  on {outcome.nodes}"] if outcome.nodes else []
     lines += [f"  {finding.summary} ({finding.cls}). {finding.action}" for finding in findings[:3]]

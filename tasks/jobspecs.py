@@ -129,11 +129,12 @@ def log_folder(site: Site, phase: Literal["compile", "train"]) -> Path:
 def export_job(site: Site, job: Path, checkpoint: Path, *, template: Path | None, card: Path) -> JobSpec:
     """NxD → HF with everything that belongs to a model, verified against the base.
 
-    `checkpoint` is a training checkpoint, or the single file that the toolchain's converter made of one.
+    With the toolchain's converter as the engine the weights are the ones it merged, compared with the checkpoint's.
     """
     export = site.recipe.export
     command = ["-m", "trainium.model.export", "--checkpoint", str(checkpoint), "--base", str(site.places.base)]
     command += ["--out", str(site.places.export), *_layout_options(site), "--model-card-data", str(card)]
+    command += ["--full-state", str(merged_file(site))] if site.recipe.convert.engine == "nxdt" else []
     command += ["--chat-template", str(template)] if template else []
     command += ["--dtype", export.dtype] if export.dtype else []
     command += ["--single-file"] if export.single_file else []

@@ -50,7 +50,7 @@ async def _train(run: Run) -> StageResult:
     losses = [(point.step, point.loss) for point in progress.points if point.loss is not None]
     problems = [*map(str, progress.problems), *_unfinished(run, checkpoint, losses)]
     if problems or checkpoint is None:
-        run.folder.end_attempt("train", job.note.attempt, job.note, succeeded=False)
+        run.folder.end_attempt("train", job.note, succeeded=False)
         head = f"train failed: job {job.note.id} ended with code 0, but the training is not what it should be:"
         text = [head, *(f"  {problem}" for problem in problems), f"  log: {job.note.log}", *failure_lines(job.folder)]
         raise StageFailed("\n".join(text))
@@ -92,11 +92,11 @@ def _unfinished(run: Run, checkpoint: TrainingCheckpoint | None, losses: list[tu
 
 
 def _notes(progress: TrainingProgress) -> tuple[str, ...]:
-    """What the log says of time; the first steps carry compilation and are not in the median."""
+    """What the log says of time."""
     saves = [save.seconds for save in progress.checkpoints if save.seconds is not None]
     notes = []
     if progress.seconds_per_step is not None:
-        notes.append(f"{duration(progress.seconds_per_step)} per step (median of the last ones)")
+        notes.append(f"{duration(progress.seconds_per_step)} per step, as far as a log of whole seconds tells")
     if saves:
         notes.append(f"{len(saves)} checkpoints saved, each in at most {duration(max(saves))}")
     return tuple(notes)
@@ -131,17 +131,22 @@ class _Follower:
 
     def _read(self, folder: JobFolder) -> TrainingLog:
         if self._tail is None or self._log is None:
-            recipe = self._run.recipe
-            self._tail = Tail(folder.log)
-            self._log = TrainingLog(
-                folder.log,
-                max_steps=recipe.training.max_steps,
-                expect_resume=self.expect_resume,
-                nodes=recipe.resources.nodes,
-            )
+            self._tail, self._log = Tail(folder.log), self._new_log(folder)
+        restarts = self._tail.restarts
         for block in self._tail.read():
+            if self._tail.restarts != restarts:  # the log began anew: what was read of the old one counts no more
+                restarts, self._log = self._tail.restarts, self._new_log(folder)
             self._log.feed(block)
         return self._log
+
+    def _new_log(self, folder: JobFolder) -> TrainingLog:
+        recipe = self._run.recipe
+        return TrainingLog(
+            folder.log,
+            max_steps=recipe.training.max_steps,
+            expect_resume=self.expect_resume,
+            nodes=recipe.resources.nodes,
+        )
 
 
 def _line(progress: TrainingProgress, steps: int) -> str:

@@ -133,11 +133,11 @@ class RunFolder:
         record = self.record(stage)
         return record if record and record.inputs == inputs and record.skippable else None
 
-    def end_attempt(self, stage: str, attempt: int, note: JobNote, *, succeeded: bool) -> None:
+    def end_attempt(self, stage: str, note: JobNote, *, succeeded: bool) -> None:
         """Add an ended job to the run's ledger of attempts; the same attempt again replaces its entry."""
         run = read_json(self.path / "run.json")
-        entry = {"stage": stage, "attempt": attempt, "succeeded": succeeded, **asdict(note)}
-        others = [e for e in run.get("attempts", []) if (e["stage"], e["attempt"]) != (stage, attempt)]
+        entry = {"stage": stage, "succeeded": succeeded, **asdict(note)}
+        others = [e for e in run.get("attempts", []) if (e["stage"], e["attempt"]) != (stage, note.attempt)]
         write_json(self.path / "run.json", {**run, "attempts": [*others, entry]})
 
     def attempt_failed(self, stage: str, attempt: int) -> bool:

@@ -36,7 +36,7 @@ class Output:
 
 @dataclass(frozen=True, kw_only=True)
 class JobNote:
-    """The Slurm (or local) job that did the work of a stage."""
+    """The Slurm (or local) job that did the work of a stage; `seconds` as its own script measured them."""
 
     id: str
     attempt: int
@@ -44,6 +44,7 @@ class JobNote:
     exit_code: int | None
     nodes: str | None
     log: str
+    seconds: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,135 @@
+"""The run folder: names, the frozen recipe, records that stand for work, and the ledger of attempts."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainium.run.folder import RecipeChanged, RunFolder, RunNameError, check_run_name
+from trainium.run.records import JobNote, Output, StageRecord, digest
+
+
+def start(folder: RunFolder, frozen: dict[str, object] | None = None) -> None:
+    values = frozen or {"steps": 1}
+    lease = folder.start("name: x\n", values, lambda old: [] if old == values else [f"steps: {old} → {values}"])
+    lease.release()
+
+
+def record(stage: str, inputs: str, *outputs: Output) -> StageRecord:
+    return StageRecord(
+        stage=stage,
+        inputs=inputs,
+        started="2026-01-01T00:00:00+00:00",
+        ended="2026-01-01T00:00:01+00:00",
+        seconds=1.0,
+        outputs=outputs,
+        jobs=(JobNote(id="7", attempt=1, state="COMPLETED", exit_code=0, nodes="n1", log="/l", seconds=0.5),),
+        verified=("all there",),
+        table=({"a": 1},),
+    )
+
+
+def note(attempt: int, state: str) -> JobNote:
+    return JobNote(id="7", attempt=attempt, state=state, exit_code=1, nodes="n1", log="/l")
+
+
+@pytest.mark.parametrize("name", ["a", "7b", "a.b-c_d+e", "_x", "x" * 80])
+def test_names_that_work(name: str, tmp_path: Path) -> None:
+    assert RunFolder.named(tmp_path, name).path == tmp_path / name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        ".",
+        "..",
+        "../x",
+        "a/b",
+        "-x",
+        ".x",
+        "a b",
+        "a\n",
+        "a\nb",
+        "$(id)",
+        "a;b",
+        "a'b",
+        'a"b',
+        "ラン",
+        "x" * 81,
+        "a\0",
+    ],
+)
+def test_names_that_are_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(RunNameError, match=r"run name .* does not work"):
+        RunFolder.named(tmp_path, name)
+
+
+@given(st.text())
+def test_an_accepted_name_is_one_folder_below_the_runs_folder(name: str) -> None:
+    try:
+        check_run_name(name)
+    except RunNameError:
+        return
+    assert RunFolder.named(Path("/runs"), name).path.parent == Path("/runs")
+    assert name.isascii()
+    assert name.isprintable()
+
+
+def test_a_second_start_keeps_the_uid_and_another_value_is_refused(tmp_path: Path) -> None:
+    folder = RunFolder.named(tmp_path, "r")
+    start(folder)
+    uid = folder.uid
+    start(folder)
+    assert folder.uid == uid
+    with pytest.raises(RecipeChanged, match=r"steps: .* → .*"):
+        start(folder, {"steps": 2})
+    assert folder.uid == uid
+    start(folder)  # the refused start left nothing behind, no lease either
+
+
+def test_a_folder_that_is_made_again_is_another_run(tmp_path: Path) -> None:
+    first, second = RunFolder.named(tmp_path, "a"), RunFolder.named(tmp_path, "b")
+    start(first)
+    start(second)
+    assert first.uid != second.uid
+
+
+def test_a_record_stands_while_inputs_and_outputs_are_the_same(tmp_path: Path) -> None:
+    folder = RunFolder.named(tmp_path, "r")
+    start(folder)
+    made = folder.path / "made"
+    made.mkdir()
+    (made / "a").write_bytes(b"123")
+    folder.finish(record("convert", "k1", Output.of(made)))
+    assert folder.finished("convert", "k1") == folder.record("convert")
+    assert folder.finished("convert", "k2") is None
+    assert folder.finished("train", "k1") is None
+    (made / "a").write_bytes(b"12")
+    assert folder.finished("convert", "k1") is None
+    (made / "a").unlink()
+    made.rmdir()
+    assert folder.finished("convert", "k1") is None
+
+
+def test_the_ledger_says_which_attempts_failed(tmp_path: Path) -> None:
+    folder = RunFolder.named(tmp_path, "r")
+    start(folder)
+    assert folder.attempts("train") == ()
+    for number in (1, 2, 10):
+        folder.job("train", number).mkdir(parents=True)
+    folder.job("train-x", 3).mkdir()
+    assert folder.attempts("train") == (1, 2, 10)
+    folder.end_attempt("train", note(1, "FAILED"), succeeded=False)
+    folder.end_attempt("train", note(2, "COMPLETED"), succeeded=True)
+    assert [folder.attempt_failed("train", n) for n in (1, 2, 10)] == [True, False, False]
+    folder.end_attempt("train", note(2, "COMPLETED"), succeeded=False)
+    assert folder.attempt_failed("train", 2)
+    start(folder)
+    assert folder.attempt_failed("train", 1)
+
+
+def test_digests_do_not_depend_on_the_order_of_keys() -> None:
+    assert digest({"a": 1, "b": [1, 2]}) == digest({"b": [1, 2], "a": 1})
+    assert digest({"a": 1}) != digest({"a": 2})
