@@ -69,7 +69,7 @@ def _card(site: Site) -> dict[str, Any]:
     return {
         "run": site.folder.name,
         "recipe": recipe.name,
-        "base_model": recipe.model.source,
+        "base": recipe.model.source,
         "dataset": recipe.dataset.source,
         "steps": recipe.training.max_steps,
         "seq_length": recipe.training.seq_length,
