@@ -12,7 +12,7 @@ from tasks.jobspecs import base_config
 from tasks.stage import StageResult, run_stage
 from trainium.config.plan import Plan, plan
 from trainium.files import write_json
-from trainium.run.records import Output, StageRecord
+from trainium.run.records import StageRecord
 from trainium.run.report import size
 
 
@@ -30,7 +30,6 @@ def _plan(run: Run) -> StageResult:
     made.check()
     write_json(run.folder.plan, made.to_json())
     return StageResult(
-        outputs=(Output.of(run.folder.plan),),
         verified=(_summary(made),),
         notes=tuple(str(finding) for finding in made.warnings),
         facts={"predicted": made.to_json()["predicted"], "verified": made.verified},
@@ -42,7 +41,10 @@ def _plan(run: Run) -> StageResult:
 
 
 def check_model(run: Run, config: Mapping[str, Any]) -> None:
-    """The same rules once config.json is there for certain. Raises PlanError before any job is submitted."""
+    """The same rules, and a plan.json that knows more, once config.json is there for certain.
+
+    Raises PlanError before any job is submitted.
+    """
     made = plan(run.recipe, config)
     made.check()
     write_json(run.folder.plan, made.to_json())
