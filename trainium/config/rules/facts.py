@@ -11,7 +11,7 @@ from trainium.checkpoint.errors import ArchitectureError
 from trainium.checkpoint.layout import Architecture, Layout
 from trainium.config.instances import INSTANCES, InstanceType
 from trainium.config.schema import Recipe
-from trainium.files import read_json
+from trainium.model.companions import read_object
 
 Severity = Literal["error", "warning", "note"]
 
@@ -109,12 +109,14 @@ def layout_of(recipe: Recipe) -> Layout:
 
 
 def read_model_config(recipe: Recipe) -> dict[str, Any] | None:
-    """config.json of a model that is already in a folder (`model.source`, or `model.folder` of an earlier run)."""
+    """config.json of a model that is already in a folder (`model.source`, or `model.folder` of an earlier run).
+
+    Raises UserError when it is not a JSON object.
+    """
     folders = [recipe.model.source] if recipe.model.kind == "folder" else []
     folders += [recipe.model.folder] if recipe.model.folder else []
     for folder in folders:
         path = Path(folder) / "config.json"
         if path.is_file():
-            config = read_json(path)
-            return config if isinstance(config, dict) else None
+            return read_object(path)
     return None
