@@ -58,7 +58,7 @@ async def run_job(
     again for an attempt that is adopted, so it must do the same again. `on_tick` is called every second while the job
     may be running, and once after its end.
     """
-    attempt = next_attempt(run, stage)
+    attempt = await _after_cancelled(run, stage)
     folder = JobFolder(run.folder.job(stage, attempt))
     spec = describe(folder.path)
     record = await _submit(run, stage, folder, spec, f"{run.folder.uid}-{stage}-{attempt}")
@@ -68,15 +68,7 @@ async def run_job(
     except asyncio.CancelledError:
         _cancel_if_cancelling(run, folder)
         raise
-    note = JobNote(
-        id=outcome.job_id,
-        attempt=attempt,
-        state=str(outcome.state),
-        exit_code=outcome.exit_code,
-        nodes=outcome.nodes,
-        log=str(folder.log),
-        seconds=(outcome.ended - outcome.started).total_seconds() if outcome.started and outcome.ended else None,
-    )
+    note = _note(folder, attempt, outcome)
     run.folder.end_attempt(stage, note, succeeded=outcome.succeeded)
     if not outcome.succeeded:
         raise StageFailed(failure_text(stage, folder, outcome, nodes=spec.nodes))
@@ -89,6 +81,35 @@ def next_attempt(run: Run, stage: str) -> int:
     if last == 0 or run.folder.attempt_failed(stage, last):
         return last + 1
     return last
+
+
+async def _after_cancelled(run: Run, stage: str) -> int:
+    """The next attempt; one that an earlier start cancelled is over, once its job is, and not adopted.
+
+    Cancelling waits for nothing, so its job may still be writing where the next one would.
+    """
+    attempt = next_attempt(run, stage)
+    folder = JobFolder(run.folder.job(stage, attempt))
+    record = folder.read_job()
+    if record is None or record.cancel_requested is None:
+        return attempt
+    outcome = await _watch(run, stage, folder, _show_last_line(run, stage))
+    if outcome.succeeded:  # the cancellation came too late
+        return attempt
+    run.folder.end_attempt(stage, _note(folder, attempt, outcome), succeeded=False)
+    return attempt + 1
+
+
+def _note(folder: JobFolder, attempt: int, outcome: Outcome) -> JobNote:
+    return JobNote(
+        id=outcome.job_id,
+        attempt=attempt,
+        state=str(outcome.state),
+        exit_code=outcome.exit_code,
+        nodes=outcome.nodes,
+        log=str(folder.log),
+        seconds=(outcome.ended - outcome.started).total_seconds() if outcome.started and outcome.ended else None,
+    )
 
 
 def failure_text(stage: str, folder: JobFolder, outcome: Outcome, *, nodes: int) -> str:

@@ -45,7 +45,7 @@ async def _train(run: Run) -> StageResult:
         return prepare_launch(run.site, path, "train", name, resume)
 
     job = await run_job(run, "train", describe, follower.tick)
-    progress = follower.finish(job.folder)
+    progress = await follower.finish(job.folder)
     checkpoint = last_complete(run.places.checkpoints, run.site.layout.shard_count)
     losses = [(point.step, point.loss) for point in progress.points if point.loss is not None]
     problems = [*map(str, progress.problems), *_unfinished(run, checkpoint, losses)]
@@ -117,17 +117,21 @@ class _Follower:
         progress = self._read(folder).progress
         if not progress.points:
             return
-        steps = self._run.recipe.training.max_steps
-        fraction = min(progress.step / steps, 1.0)
-        self._run.progress("train", _line(progress, steps), fraction)
+        fraction = self._fraction(progress)
+        self._run.progress("train", _line(progress, self._run.recipe.training.max_steps), fraction)
         if time.monotonic() - self._shown > UI_EVERY:
             self._shown = time.monotonic()
             await self._bar.update(fraction)
 
-    def finish(self, folder: JobFolder) -> TrainingProgress:
+    async def finish(self, folder: JobFolder) -> TrainingProgress:
+        """What the whole log says; the bar ends where the training did, however short ago it was moved."""
         log = self._read(folder)
         log.close()
+        await self._bar.update(self._fraction(log.progress))
         return log.progress
+
+    def _fraction(self, progress: TrainingProgress) -> float:
+        return min(progress.step / self._run.recipe.training.max_steps, 1.0)
 
     def _read(self, folder: JobFolder) -> TrainingLog:
         if self._tail is None or self._log is None:
