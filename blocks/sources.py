@@ -34,13 +34,14 @@ class HuggingFaceHub(Block):
         path = self.token_file.expanduser()
         try:
             mode = path.stat().st_mode
+            text = path.read_text()
         except OSError as error:
             raise TokenFileError(
                 f"token_file {path} cannot be read ({error.strerror}). Write the token there."
             ) from error
         if mode & (S_IRWXG | S_IRWXO):
             raise TokenFileError(f"token_file {path} can be read by others. Run: chmod 600 {path}")
-        return path.read_text().strip() or None
+        return text.strip() or None
 
 
 class S3Storage(Block):

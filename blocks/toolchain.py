@@ -31,8 +31,9 @@ class NeuronToolchain(Block):
 
     @field_validator("examples", "activate")
     @classmethod
-    def _of_this_user(cls, path: Path | None) -> Path | None:
-        return path.expanduser() if path else None
+    def _absolute(cls, path: Path | None) -> Path | None:
+        """Jobs start in another folder: a relative path means the one seen from here."""
+        return path.expanduser().absolute() if path else None
 
     @classmethod
     def installed(cls) -> "NeuronToolchain":

@@ -39,17 +39,23 @@ async def register(documents: Sequence[tuple[str, Block]]) -> list[str]:
     return made
 
 
-async def _main(arguments: argparse.Namespace) -> None:
-    documents: list[tuple[str, Block]] = [
-        ("rehearsal", LocalCluster(runs=arguments.runs.absolute())),
+def documents(
+    runs: Path, *, slurm_runs: Path | None = None, nxdt_examples: Path | None = None, nxdt_activate: Path | None = None
+) -> list[tuple[str, Block]]:
+    """(name, block) of what the deployments in prefect.yaml refer to, as far as it can be known from the arguments."""
+    found: list[tuple[str, Block]] = [
+        ("rehearsal", LocalCluster(runs=runs)),
         ("rehearsal", NeuronToolchain.stand_in()),
     ]
-    if arguments.slurm_runs:
-        documents.append(("main", SlurmCluster(runs=arguments.slurm_runs)))
-    if arguments.nxdt_examples:
-        toolchain = NeuronToolchain(examples=arguments.nxdt_examples, activate=arguments.nxdt_activate)
-        documents.append(("nxdt", toolchain))
-    made = await register(documents)
+    if slurm_runs:
+        found.append(("main", SlurmCluster(runs=slurm_runs)))
+    if nxdt_examples:
+        found.append(("nxdt", NeuronToolchain(examples=nxdt_examples, activate=nxdt_activate)))
+    return found
+
+
+async def _main(arguments: argparse.Namespace) -> None:
+    made = await register(documents(**vars(arguments)))
     print(f"work pool {WORK_POOL}, {len(BLOCK_TYPES)} block types; made: {', '.join(made) or 'nothing new'}")
 
 
