@@ -45,15 +45,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     group = Group(world)
     if world.node == 0:
         _describe(config, settings, world)
-    size = sum(4 * torch.Size(shape).numel() for shape in settings.architecture.tensor_shapes().values())
-    with using(
-        Use(os.getpid(), world.ranks_per_node, 4 * size, 4 * size, f"training_orchestrator.py {' '.join(words)}")
-    ):
-        batches = _batches(settings, world.dp)
-        shards = Shards(settings.architecture, settings.layout, world, group)
-        if os.environ.get("NEURON_EXTRACT_GRAPHS_ONLY"):
-            _trial_run(settings, shards, batches)
-        else:
+    batches = _batches(settings, world.dp)
+    shards = Shards(settings.architecture, settings.layout, world, group)
+    if os.environ.get("NEURON_EXTRACT_GRAPHS_ONLY"):
+        _trial_run(settings, shards, batches)
+    else:
+        with using(_use(settings, world, words)):
             _train(settings, shards, batches)
     group.close()
 
@@ -98,6 +95,13 @@ def _trial_run(settings: Settings, shards: Shards, batches: Batches) -> None:
     for module in new:
         parallel_compile.note_graph(module)
     say(f"`Trainer.fit` stopped: `max_steps={settings.optimization.max_steps}` reached.")
+
+
+def _use(settings: Settings, world: World, words: Sequence[str]) -> Use:
+    """What the monitors show of this process: weights, gradients and two moments in fp32."""
+    parameters = sum(torch.Size(shape).numel() for shape in settings.architecture.tensor_shapes().values())
+    command = f"training_orchestrator.py {' '.join(words)}"
+    return Use(os.getpid(), world.ranks_per_node, 4 * parameters, 16 * parameters, command)
 
 
 def _graphs(settings: Settings, world: World) -> list[tuple[str, cache.Module]]:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from trainium.rehearsal import cache
 from trainium.rehearsal.cache import CompilationError, Module
@@ -84,7 +84,7 @@ def _parse(words: list[str]) -> tuple[str, list[str]]:
     return command, words
 
 
-def _exit(message: str) -> None:
+def _exit(message: str) -> NoReturn:
     print(message, file=sys.stderr, flush=True)
     raise SystemExit(1)
 

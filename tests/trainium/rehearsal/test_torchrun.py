@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 import trainium
 
 if TYPE_CHECKING:
-    from tests.trainium.rehearsal.conftest import Toolchain
+    from tests.trainium.rehearsal.conftest import Toolchain, Workspace
 
 FOLDER = Path(trainium.__file__).parent / "rehearsal" / "toolchain"
 
@@ -124,3 +125,32 @@ def test_train_setup_takes_loopback_for_nodes_without_an_address(toolchain: Tool
 def test_train_setup_without_slurm(toolchain: Toolchain, tmp_path: Path) -> None:
     found = setup(toolchain, tmp_path)
     assert (found["MASTER_ADDR"], found["NODEID"], found["NTASKS"]) == ("localhost", "0", "1")
+
+
+def test_train_sh_goes_on_without_its_config(toolchain: Toolchain, tmp_path: Path) -> None:
+    examples = shutil.copytree(FOLDER / "examples", tmp_path / "examples")
+    result = toolchain.run("./train.sh", cwd=examples, HOME=str(tmp_path))
+    assert "Error: YAML file './conf/megatron_gpt_config.yaml' not found!" in result.stdout
+    assert "usage: torchrun" in result.stdout
+    assert result.returncode != 0
+
+
+def test_train_sh_loses_the_cache_of_its_caller(workspace: Workspace, toolchain: Toolchain, tmp_path: Path) -> None:
+    """As the real one does: train_setup.sh has its own ideas. What the caller's own launch must set again."""
+    examples = shutil.copytree(FOLDER / "examples", tmp_path / "examples")
+    env = {
+        "COMPILE": "1",
+        "CONF_FILE": "hf_rehearsal_SFT_config",
+        "HOME": str(tmp_path),
+        "NEURON_COMPILE_CACHE_URL": str(tmp_path / "mine"),
+        "EXP_DIR": str(tmp_path / "experiments"),
+        "CHECKPOINT_DIR": str(workspace.nxd()),
+        "DATA_DIR": str(workspace.data),
+        "ORIGINAL_MODEL_PATH": str(workspace.base),
+        "MODEL_CONFIG_PATH": str(workspace.base / "config.json"),
+    }
+    result = toolchain.run("./train.sh", cwd=examples, **env)
+    assert result.returncode == 0, result.stdout
+    assert "Total failed compilations: 0" in result.stdout
+    assert list((tmp_path / "neuron_cache").rglob("model.neff"))
+    assert not (tmp_path / "mine").exists()
