@@ -1,4 +1,4 @@
-"""`python -m trainium.checkpoint to-nxd | to-hf`: what the convert and export jobs run."""
+"""`python -m trainium.checkpoint to-nxd | to-hf | verify-nxd`: what the convert and export jobs run."""
 
 import argparse
 import ctypes
@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     _keep_heap_small()
     try:
-        return _to_nxd(options) if options.command == "to-nxd" else _to_hf(options)
+        return {"to-nxd": _to_nxd, "to-hf": _to_hf, "verify-nxd": _verify_nxd}[options.command](options)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -59,6 +59,16 @@ def _to_hf(options: argparse.Namespace) -> int:
     return _finish(options, report.to_dict(), options.out, options.checkpoint, report.layout)
 
 
+def _verify_nxd(options: argparse.Namespace) -> int:
+    """For shards that somebody else wrote: the proof alone, in the report under the same key as a conversion's."""
+    ok, verification = _verify(options.hf_dir, options.checkpoint, _layout(options, options.hf_dir), None)
+    if options.report:
+        write_json(options.report, {"verification": verification})
+    counts = f"{verification['tensors']} tensors in {verification['shards']} shards"
+    print(f"{verification['checkpoint']}: {counts}, {'verified' if ok else 'VERIFICATION FAILED'}")
+    return 0 if ok else 1
+
+
 def _layout(options: argparse.Namespace, config: Path) -> Layout:
     """The layout, checked before torch is imported."""
     layout = Layout(
@@ -74,26 +84,30 @@ def _layout(options: argparse.Namespace, config: Path) -> Layout:
 
 
 def _finish(options: argparse.Namespace, report: dict[str, Any], hf: Path, nxd: Path, layout: Layout) -> int:
-    code = 0
+    ok = True
     if options.verify:
-        from trainium.checkpoint.verify import verify_nxd
-
-        verification = verify_nxd(hf, nxd, layout, dtype=options.dtype, progress=_Meter("verified"))
-        report["verification"] = verification.to_dict()
-        for problem in verification.problems[:10]:
-            print(f"{problem.where}: {problem.tensor} {problem.problem}", file=sys.stderr)
-        code = 0 if verification.ok else 1
+        ok, report["verification"] = _verify(hf, nxd, layout, options.dtype)
     if options.report:
         write_json(options.report, report)
     for note in report["notes"]:
         print(f"note: {note}")
-    checked = {0: ", verified" if options.verify else "", 1: ", VERIFICATION FAILED"}[code]
+    checked = (", verified" if ok else ", VERIFICATION FAILED") if options.verify else ""
     rate = report["file_bytes"] / max(report["seconds"], 1e-3) / 1e6
     print(
         f"{report['output']}: {len(report['files'])} files, {report['tensors']} tensors, "
         f"{report['file_bytes'] / 1e9:.3f} GB in {report['seconds']:.1f} s ({rate:.0f} MB/s){checked}"
     )
-    return code
+    return 0 if ok else 1
+
+
+def _verify(hf: Path, nxd: Path, layout: Layout, dtype: FloatDtype | None) -> tuple[bool, dict[str, Any]]:
+    """Whether every tensor is its slice, and the whole finding for the report; the first problems are printed."""
+    from trainium.checkpoint.verify import verify_nxd
+
+    verification = verify_nxd(hf, nxd, layout, dtype=dtype, progress=_Meter("verified"))
+    for problem in verification.problems[:10]:
+        print(f"{problem.where}: {problem.tensor} {problem.problem}", file=sys.stderr)
+    return verification.ok, verification.to_dict()
 
 
 def _keep_heap_small() -> None:
@@ -144,16 +158,20 @@ def _parser() -> argparse.ArgumentParser:
     to_hf.add_argument(
         "--allow-differing-copies", action="store_true", help="take the first of copies that differ between ranks"
     )
-    for command in (to_nxd, to_hf):
+    verify = commands.add_parser("verify-nxd", help="compare every shard of a checkpoint with a Hugging Face folder")
+    verify.add_argument("hf_dir", metavar="HF_DIR", type=Path)
+    verify.add_argument("checkpoint", metavar="CHECKPOINT", type=Path, help="the folder that holds model/, or model/")
+    for command in (to_nxd, to_hf, verify):
         command.add_argument("--tp", type=int, required=True, help="tensor parallel degree")
         command.add_argument("--pp", type=int, default=1, help="pipeline parallel degree")
         command.add_argument("--kv-replicator", type=int, default=1, help="copies of each key/value head")
         command.add_argument("--virtual-pp", type=int, default=1, help="pipeline stages per pipeline rank")
         command.add_argument("--qkv", choices=get_args(Qkv), default="auto", help="how q, k and v are stored")
         command.add_argument("--instance-family", choices=get_args(InstanceFamily), default="trn1")
+        command.add_argument("--report", metavar="FILE.json", type=Path)
+    for command in (to_nxd, to_hf):
         command.add_argument("--dtype", choices=get_args(FloatDtype), help="cast; without it dtypes are kept")
         command.add_argument("--verify", action="store_true", help="read all again and compare with the other side")
-        command.add_argument("--report", metavar="FILE.json", type=Path)
     return parser
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from trainium.checkpoint.__main__ import main
 from trainium.checkpoint.verify import compare_hf
@@ -101,3 +102,27 @@ def test_failed_verification_is_exit_code_1(
     printed = capsys.readouterr()
     assert "VERIFICATION FAILED" in printed.out
     assert "differs from its slice of the source" in printed.err
+
+
+def test_shards_that_something_else_wrote_are_verified_alone(
+    make_model: MakeModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, nxd, report = make_model(), tmp_path / "nxd", tmp_path / "report.json"
+    assert main(["to-nxd", str(source), str(nxd), *LAYOUT]) == 0
+    verify = ["verify-nxd", str(source), str(nxd), *LAYOUT, "--report", str(report)]
+    assert main(verify) == 0
+    assert capsys.readouterr().out.endswith("60 tensors in 4 shards, verified\n")
+    found = json.loads(report.read_text())["verification"]
+    assert (found["ok"], found["shards"], found["tensors"], found["problems"]) == (True, 4, 60, [])
+    assert found["bytes"] > 0
+
+    weights = load_file(source / "model.safetensors")
+    weights["model.norm.weight"][0] += 1
+    save_file(weights, source / "model.safetensors")
+    assert main(verify) == 1
+    printed = capsys.readouterr()
+    assert "VERIFICATION FAILED" in printed.out
+    assert "differs from its slice of the source" in printed.err
+    assert json.loads(report.read_text())["verification"]["ok"] is False
+    assert main(["verify-nxd", str(source), str(tmp_path / "nowhere"), *LAYOUT]) == 2
+    assert "nowhere" in capsys.readouterr().err
