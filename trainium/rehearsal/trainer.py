@@ -5,7 +5,6 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -30,6 +29,7 @@ class Progress:
     initial_step: int
     metrics: dict[str, float | str] = field(default_factory=dict)
     times: deque[float] = field(default_factory=lambda: deque([time.monotonic()], maxlen=11))
+    throughput: float = 0.0
     peak: float = 0.0
     bar: ProgressBar | None = None
 
@@ -37,23 +37,14 @@ class Progress:
         if self.version:
             self.metrics["v_num"] = self.version[-4:]
 
-    def throughput(self) -> tuple[float, float]:
-        """Samples per second over the last ten steps, and the highest so far."""
-        self.times.append(time.monotonic())
-        steps = [later - earlier for earlier, later in pairwise(self.times)]
-        now = len(steps) * self.batches.samples_per_step / max(sum(steps), 1e-9)
-        previous, self.peak = self.peak, max(self.peak, now)
-        return now, previous
-
     def log(self, step: int, loss: float, lr: float, parameter_norm: float | None, gradient_norm: float | None) -> None:
         """New values for the bar; the norm of the gradients is that of the step before, as in NxDT."""
-        now, peak = self.throughput()
         samples = self.initial_samples + (step + 1 - self.initial_step) * self.batches.samples_per_step
         norms = {"parameter_norm": parameter_norm, "gradient_norm": gradient_norm}
         self.metrics |= {"reduced_train_loss": loss, "lr": lr}
         self.metrics |= {key: value for key, value in norms.items() if value}
         self.metrics |= {"global_step": float(step), "consumed_samples": float(samples)}
-        self.metrics |= {"throughput": now, "throughput_peak": peak}
+        self.metrics |= {"throughput": self.throughput, "throughput_peak": self.peak}
 
     def begin_batch(self, step: int) -> None:
         """A new epoch begins a new bar. Only the first node shows one."""
@@ -63,7 +54,11 @@ class Progress:
             self.bar = ProgressBar(epoch, len(self.batches), batch)
 
     def end_batch(self) -> None:
-        """Move the bar."""
+        """Move the bar; count samples per second over the last ten steps, which the next line shows."""
+        self.times.append(time.monotonic())
+        seconds = self.times[-1] - self.times[0]
+        self.throughput = (len(self.times) - 1) * self.batches.samples_per_step / max(seconds, 1e-9)
+        self.peak = max(self.peak, self.throughput)
         if self.bar:
             self.bar.update(self.metrics)
 
