@@ -101,6 +101,8 @@ def cancel(
 
 
 def _finetune(recipe: str, overrides: list[str], run_name: str, cluster: Any, toolchain: Any) -> None:
+    from prefect.exceptions import CancelledRun
+
     from flows.finetune import finetune
     from flows.terminal import TerminalListener
     from tasks.cancellation import cancel_jobs
@@ -116,6 +118,9 @@ def _finetune(recipe: str, overrides: list[str], run_name: str, cluster: Any, to
             )
     except (KeyboardInterrupt, asyncio.CancelledError):
         _detached(folder, lambda: cancel_jobs(folder))
+    except CancelledRun:
+        errors.print(f"\nRun {run_name} was cancelled in Prefect, and its job with it.", highlight=False)
+        raise typer.Exit(FAILED) from None
     console.print(f"\nReport: {report}\nModel:  {folder.path / 'export'}", highlight=False, soft_wrap=True)
 
 

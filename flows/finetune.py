@@ -3,11 +3,13 @@
 import asyncio
 from datetime import datetime
 from pathlib import Path
+from typing import cast
 
 from prefect import flow, runtime
+from prefect.states import Cancelled
 
 from blocks import HuggingFaceHub, LocalCluster, NeuronToolchain, S3Storage, SlurmCluster, remember
-from flows.lifecycle import cancel_left_jobs, kept_alive, label_run
+from flows.lifecycle import InterruptedByApi, cancel_left_jobs, kept_alive, label_run
 from tasks.compile import compile_graphs
 from tasks.context import Run
 from tasks.convert import convert
@@ -55,7 +57,7 @@ async def finetune(
         storage: Where an s3:// dataset comes from. Default: Amazon's S3 with boto3's own credentials.
 
     Returns:
-        The path of the run's report.
+        The path of the run's report. A run that is cancelled through the API raises Prefect's CancelledRun.
     """
     values = load_recipe(recipe, overrides.as_dotlist() if isinstance(overrides, RecipeOverrides) else overrides or ())
     cluster = cluster or default_cluster(values)
@@ -69,6 +71,9 @@ async def finetune(
         async with kept_alive(lease):
             await _stages(run)
         return await asyncio.to_thread(write_report, run)
+    except InterruptedByApi:
+        # What a flow returns as a state becomes the run's; any exception would make it Failed or Crashed.
+        return cast(Path, Cancelled(message="Cancelled through the API, and the run's job with it."))
     finally:
         await asyncio.to_thread(lease.release)
 

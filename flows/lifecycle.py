@@ -17,6 +17,10 @@ from trainium.run.lease import HEARTBEAT_EVERY, Lease
 LABEL = "trainium.run-folder"
 
 
+class InterruptedByApi(Exception):
+    """The flow run was cancelled through the API, and what it was doing has been stopped."""
+
+
 async def label_run(folder: RunFolder) -> None:
     """Leave the run folder's path on the flow run, for whoever has to clean up after this process."""
     flow_run_id = runtime.flow_run.id
@@ -38,7 +42,7 @@ async def cancel_left_jobs(flow: Flow[..., Any], flow_run: FlowRun, state: State
 
 @asynccontextmanager
 async def kept_alive(lease: Lease) -> AsyncIterator[None]:
-    """While inside, the lease has a heartbeat, and a cancellation through the API interrupts the flow."""
+    """While inside, the lease has a heartbeat, and a cancellation through the API raises InterruptedByApi."""
     main = asyncio.current_task()
     assert main is not None
 
@@ -56,6 +60,11 @@ async def kept_alive(lease: Lease) -> AsyncIterator[None]:
     watch = asyncio.create_task(interrupt_when_cancelled(main))
     try:
         yield
+    except asyncio.CancelledError:
+        if not watch.done() or watch.exception() is not None:
+            raise  # a signal, or whoever runs this flow among other things
+        main.uncancel()
+        raise InterruptedByApi from None
     finally:
         heart.cancel()
         watch.cancel()
