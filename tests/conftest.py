@@ -74,13 +74,18 @@ class _Settings:
         self._values = values
 
     def __enter__(self) -> None:
-        from prefect.settings import PREFECT_API_URL, temporary_settings
+        from prefect.settings import PREFECT_API_URL, PREFECT_LOGGING_TO_API_ENABLED, temporary_settings
 
         os.environ |= self._values
-        self._scope = temporary_settings({PREFECT_API_URL: self._values["PREFECT_API_URL"]})
+        # Logs of this process would be sent in the background, and tried again for a minute when the server is gone.
+        here = {PREFECT_API_URL: self._values["PREFECT_API_URL"], PREFECT_LOGGING_TO_API_ENABLED: False}
+        self._scope = temporary_settings(here)
         self._scope.__enter__()
 
     def __exit__(self, *error: object) -> None:
+        from prefect.events.worker import EventsWorker
+
+        EventsWorker.drain_all()
         self._scope.__exit__(None, None, None)
         for name in self._values:
             del os.environ[name]
