@@ -16,7 +16,7 @@ from trainium.rehearsal.data import Batches, Sample, pack, pad, read_rows, token
 from trainium.rehearsal.devices import Use, check_cores, this_instance, using
 from trainium.rehearsal.environment import apply_environment
 from trainium.rehearsal.faults import faults
-from trainium.rehearsal.lines import nemo, nxd, say
+from trainium.rehearsal.lines import nemo, nxd
 from trainium.rehearsal.network import trace
 from trainium.rehearsal.settings import Experiment, Settings, read_settings
 from trainium.rehearsal.state import Shards
@@ -76,12 +76,12 @@ def _trial_run(settings: Settings, shards: Shards, batches: Batches) -> None:
     with _loading(settings.experiment, start):
         if start:
             shards.check_weights(start)
+    progress = Progress(batches, shards.world.node == 0, None, 0, 0)
     if not len(batches):
-        say("`Trainer.fit` stopped: No training batches.")
+        progress.tell("`Trainer.fit` stopped: No training batches.")
         return
     new = [module for _, module in _graphs(settings, shards.world) if not module.is_done]
     _extract(settings, shards.world)
-    progress = Progress(batches, shards.world.node == 0, None, 0, 0)
     for step in range(settings.optimization.max_steps):
         progress.begin_batch(step)
         for unit in batches.micro_batch_indices(step):
@@ -94,7 +94,7 @@ def _trial_run(settings: Settings, shards: Shards, batches: Batches) -> None:
     shards.group.barrier()
     for module in new:
         parallel_compile.note_graph(module)
-    say(f"`Trainer.fit` stopped: `max_steps={settings.optimization.max_steps}` reached.")
+    progress.tell(f"`Trainer.fit` stopped: `max_steps={settings.optimization.max_steps}` reached.")
 
 
 def _use(settings: Settings, world: World, words: Sequence[str]) -> Use:

@@ -62,6 +62,11 @@ class Progress:
         if self.bar:
             self.bar.update(self.metrics)
 
+    def tell(self, message: str) -> None:
+        """A line that only global rank 0 prints."""
+        if self.is_first_node:
+            say(message)
+
     def close(self) -> None:
         """End the bar's line."""
         if self.bar:
@@ -94,8 +99,10 @@ class Trainer:
         """Train until max_steps or max_epochs."""
         options = self._settings.optimization
         if not len(self._batches):
-            say("Total length of `DataLoader` across ranks is zero. Please make sure this was your intention.")
-            say("`Trainer.fit` stopped: No training batches.")
+            self._progress.tell(
+                "Total length of `DataLoader` across ranks is zero. Please make sure this was your intention."
+            )
+            self._progress.tell("`Trainer.fit` stopped: No training batches.")
             return
         for step in self._steps():
             self._progress.begin_batch(step)
@@ -106,9 +113,9 @@ class Trainer:
                 self._save()
         self._progress.close()
         if self._position.global_step >= options.max_steps >= 0:
-            say(f"`Trainer.fit` stopped: `max_steps={options.max_steps}` reached.")
+            self._progress.tell(f"`Trainer.fit` stopped: `max_steps={options.max_steps}` reached.")
         else:
-            say(f"`Trainer.fit` stopped: `max_epochs={options.max_epochs}` reached.")
+            self._progress.tell(f"`Trainer.fit` stopped: `max_epochs={options.max_epochs}` reached.")
 
     def _steps(self) -> Iterator[int]:
         options = self._settings.optimization

@@ -80,7 +80,9 @@ def test_two_nodes_train_in_step(
     outputs = train_on_two_nodes(toolchain, workspace.write_config(first, **changes), ranks=8)
     losses = [float(value) for value in re.findall(r"reduced_train_loss=([\d.]+)", outputs[0])]
     assert losses[-1] < losses[0] - 0.5
-    assert "reduced_train_loss" not in outputs[1]  # only global rank 0 has a progress bar
+    assert "`Trainer.fit` stopped" in outputs[0]
+    assert "reduced_train_loss" not in outputs[1]  # only global rank 0 has a progress bar and an end marker
+    assert "`Trainer.fit` stopped" not in outputs[1]
     assert "initializing data parallel with size 2" in outputs[0]
     train_on_two_nodes(toolchain, workspace.write_config(second, **changes), ranks=8)
     monkeypatch.setenv("REHEARSAL_RANKS_PER_NODE", "16")
