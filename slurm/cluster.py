@@ -1,6 +1,7 @@
 """A Slurm cluster, through its command line."""
 
 import os
+import shutil
 from collections.abc import Collection, Iterable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -10,9 +11,10 @@ from slurm.commands import Completed, Runner
 from slurm.errors import SchedulerUnreachable, SlurmError, SubmitUncertain
 from slurm.folder import JobFolder
 from slurm.scheduler import AccountingRow, QueueRow, Timing
-from slurm.script import render, srun
+from slurm.script import render
 from slurm.spec import JobSpec, check_name
 
+_USUAL = ("/usr/bin", "/bin", "/usr/local/bin")  # in every PATH
 _SKEW = timedelta(seconds=60)  # how far the clocks of this machine and of the controller may be apart
 
 
@@ -45,7 +47,9 @@ class SlurmScheduler:
         return self._timing
 
     def render(self, spec: JobSpec, folder: JobFolder, name: str) -> str:
-        return render(spec, folder, name, launcher=srun(spec, self._program("srun")))
+        found = self._bin or (Path(which).parent if (which := shutil.which("srun")) else None)
+        unusual = str(found) if found and str(found) not in _USUAL else None
+        return render(spec, folder, name, commands=unusual)
 
     def submit(self, script: Path, name: str) -> str:
         check_name(name)

@@ -91,7 +91,8 @@ _NO_ACCOUNTING = re.compile(
 _REMEDIES: tuple[tuple[str, str], ...] = (
     (r"invalid partition", "`sinfo -s` lists the partitions; set `partition`"),
     (r"node configuration is not available", "no node has that many CPUs, that memory or that feature: ask for less"),
-    (r"Node count specification invalid|More processors requested|PartitionNodeLimit", "ask for fewer nodes"),
+    (r"Node count specification invalid|PartitionNodeLimit", "ask for fewer nodes"),
+    (r"More processors requested", "ask for fewer nodes, tasks or CPUs"),
     (r"Invalid (account|qos)", "`sacctmgr show assoc user=$USER` lists accounts and QOS; set `account` or `qos`"),
     (r"time limit|--time", "`sinfo -o '%P %l'` shows the limits; lower `time`"),
     (r"Job violates accounting|QOSMaxSubmit|AssocMaxSubmit", "wait for other jobs to end, or ask for less"),

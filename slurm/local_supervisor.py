@@ -51,6 +51,7 @@ def main(staging: str, folder: str) -> int:
     save(folder, state)
     status, verdict = supervise(folder, job, script, began)
     kill_descendants()
+    reap()
     save(folder, state | {"state": verdict or end_state(status), "status": status, "ended": time.time()})
     return 0
 
@@ -117,7 +118,7 @@ def end_state(status: int) -> str:
 
 
 def kill_descendants() -> None:
-    """SIGKILL to all that is left of the job, whatever sessions it made; reaping is up to the caller or to init."""
+    """SIGKILL to all that is left of the job, whatever sessions it made. Their zombies remain."""
     me = os.getpid()
     for _ in range(100):
         parents = {}
@@ -140,6 +141,15 @@ def kill_descendants() -> None:
             except ProcessLookupError:
                 continue
         time.sleep(0.01)
+
+
+def reap() -> None:
+    """Take leave of the dead: some containers have no init that would."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return
 
 
 def stat(pid: int) -> list[str] | None:

@@ -16,8 +16,19 @@ from slurm.spec import SIGNALS, JobSpec, absolute_path, check_name
 CONFIG_EXIT = 78  # EX_CONFIG of sysexits.h: the activation file or the working folder is missing
 
 
-def render(spec: JobSpec, folder: JobFolder, name: str, *, launcher: Sequence[str] | None = None) -> str:
-    """The whole script. `launcher` is the argv prefix that starts the payload once per task (default: Slurm's srun)."""
+def render(
+    spec: JobSpec,
+    folder: JobFolder,
+    name: str,
+    *,
+    launcher: Sequence[str] | None = None,
+    commands: str | None = None,
+) -> str:
+    """The whole script. `launcher` is the argv prefix that starts the payload once per task (default: Slurm's srun).
+
+    `commands`: folder of Slurm's commands to put at the end of PATH. On AWS ParallelCluster (/opt/slurm/bin) only
+    login shells have it, and a job is none.
+    """
     check_name(name)
     path = absolute_path("folder", str(folder.path))
     if "\\" in path:
@@ -29,6 +40,7 @@ def render(spec: JobSpec, folder: JobFolder, name: str, *, launcher: Sequence[st
         "@DIRECTIVES@": "\n".join(lines),
         "@FOLDER@": quote(path),
         "@SIGNALS@": " ".join(SIGNALS),
+        "@COMMANDS@": f"PATH=$PATH:{quote(commands)}\n" if commands else "",
         "@EXPORTS@": "".join(f"    export {key}={quote(value)}\n" for key, value in sorted(spec.env.items())),
         "@ACTIVATE@": _activate(spec.activate),
         "@CWD@": quote(spec.cwd or path),
@@ -79,9 +91,9 @@ def directives(spec: JobSpec, folder: str, name: str) -> list[str]:
     return options
 
 
-def srun(spec: JobSpec, program: str = "srun") -> tuple[str, ...]:
+def srun(spec: JobSpec) -> tuple[str, ...]:
     """srun for the whole job. CPUs per task are given again: since 22.05 srun no longer inherits them."""
-    argv = [program, "--kill-on-bad-exit=1", "--export=ALL", f"--nodes={spec.nodes}", f"--ntasks={spec.task_count}"]
+    argv = ["srun", "--kill-on-bad-exit=1", "--export=ALL", f"--nodes={spec.nodes}", f"--ntasks={spec.task_count}"]
     if spec.tasks_per_node is not None:
         argv.append(f"--ntasks-per-node={spec.tasks_per_node}")
     if spec.cpus_per_task is not None:
@@ -142,7 +154,7 @@ identity() {
         "$(number "${SLURM_RESTART_COUNT:-}")" "$(json "$node")" "$(json "${SLURM_JOB_NODELIST:-}")"
 }
 
-# The payload leads a process group of its own, so the signal reaches all of it, and at once: a shell in front of it
+# The payload has a process group of its own, so the signal reaches all of it, and at once: a shell in front of it
 # would not react before its child ends.
 on_signal() {
     received=$1 interrupted=1
@@ -153,18 +165,28 @@ for name in @SIGNALS@; do trap "on_signal $name" "$name"; done
 # Nothing of the submitter's environment came along, and with SLURM_EXPORT_ENV left set srun would pass on nothing.
 unset SLURM_EXPORT_ENV
 export PATH="${PATH:-/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin}"
+@COMMANDS@
 [ -n "${HOME:-}" ] || { unset HOME; HOME=~; }
 export HOME USER="${USER:-$(id -un)}" LANG="${LANG:-C.UTF-8}"
 
 run_payload() {
-    set +m
 @EXPORTS@
 @ACTIVATE@
     cd -- @CWD@ || { say "the working folder is not there on this node"; exit 78; }
     exec @COMMAND@
 }
+# A shell that waits in the foreground and outlives the signals: an interrupted `wait` of bash 5.2 can lose the code.
+attend() {
+    set +m
+    trap : @SIGNALS@
+    (run_payload)
+    code=$?
+    printf '%d' "$code" >"$job_folder/code$task.tmp"
+    exit "$code"
+}
 
 started=$(now)
+rm -f -- "$job_folder/code$task.tmp"
 if [ -e "$job_folder/exit$task.json" ]; then # of an earlier start of this job: it was requeued
     mv -f -- "$job_folder/exit$task.json" "$job_folder/exit$task.before-$(number "${SLURM_RESTART_COUNT:-}").json"
 fi
@@ -172,7 +194,7 @@ fi
 
 if [ -z "$received" ]; then
     set -m
-    run_payload </dev/null &
+    attend </dev/null &
     child=$!
     set +m
     # A signal between the test and here found no child yet.
@@ -183,6 +205,8 @@ if [ -z "$received" ]; then
         code=$?
         [ -n "$interrupted" ] || break # else wait came back for the signal, and the payload may still run
     done
+    [ -n "$received" ] && [ -s "$job_folder/code$task.tmp" ] && code=$(<"$job_folder/code$task.tmp")
+    rm -f -- "$job_folder/code$task.tmp"
 fi
 
 for name in @SIGNALS@; do trap '' "$name"; done

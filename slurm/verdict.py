@@ -155,14 +155,14 @@ def _settle(seen: Observations, claim: str, looked: datetime, apart: float, outc
 
 def _from_exit(seen: Observations, record: ExitRecord, final: QueueRow | None) -> Outcome:
     number = record.signal or (record.code - 128 if 128 < record.code <= 192 else None)
-    told_to_end = record.signal in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    told_to_end = record.signal in _ENDING
     state: JobState
     if final is not None and final.state not in (JobState.COMPLETED, JobState.FAILED):
         state = final.state
     elif record.code == 0 and (final is None or final.state is JobState.COMPLETED):
         state = JobState.COMPLETED
     else:
-        state = JobState.CANCELLED if told_to_end and seen.cancel_requested else JobState.FAILED
+        state = JobState.CANCELLED if number in _ENDING and seen.cancel_requested else JobState.FAILED
     if record.code == 0 and state is not JobState.COMPLETED:
         detail = f"{_ENDS.get(state, str(state))}, although the payload ended with code 0"
     elif state in _ENDS:
@@ -180,6 +180,8 @@ def _from_queue(seen: Observations, row: QueueRow, record: ExitRecord | None) ->
     if record:
         return _from_exit(seen, record, row)
     code, number = _wait_status(row.exit_status)
+    if code == 0 and row.state is not JobState.COMPLETED:
+        code = None  # it never ran, or did not end by itself
     if row.reason == "JobLaunchFailure" or (row.state is JobState.FAILED and number == 53):
         detail = "Slurm could not start the script: is the job folder there and writable on the nodes?"
     else:
@@ -192,9 +194,9 @@ def _from_accounting(seen: Observations, row: AccountingRow) -> Outcome:
     state, detail = row.state, _ENDS.get(row.state) or _code_text(row.exit_code, row.signal or None)
     if state is JobState.COMPLETED and row.derived_exit_code:
         state, detail = JobState.FAILED, f"a step of the job ended with code {row.derived_exit_code}"
-    code = row.exit_code if not row.signal else 128 + row.signal
-    if state is JobState.FAILED and code == 0:
-        code = row.derived_exit_code or None  # type: ignore[assignment]  # sacct had no code, so there is none
+    code: int | None = 128 + row.signal if row.signal else row.exit_code
+    if code == 0 and state is not JobState.COMPLETED:
+        code = row.derived_exit_code or None
     detail += "; by accounting, the script left no exit file"
     return _outcome(seen, state, code, row.signal or None, row.nodes, row.started, row.ended, detail)
 
@@ -228,6 +230,7 @@ def _outcome(
     )
 
 
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _ENDS = {
     JobState.COMPLETED: "ended with code 0",
     JobState.CANCELLED: "cancelled",

@@ -14,9 +14,11 @@ from datetime import UTC, datetime, timedelta
 from slurm.errors import BrokenRecord, SchedulerUnreachable
 from slurm.folder import ExitRecord, JobFolder, JobRecord, StartRecord
 from slurm.scheduler import QueueRow, Scheduler, Timing
-from slurm.verdict import JobStatus, Observations, Outcome, Standing, Verdict, judge
+from slurm.verdict import JobStatus, Observations, Outcome, Standing, Verdict, judge, matching_exit
 
 logger = logging.getLogger(__name__)
+
+_ENDING = timedelta(seconds=60)
 
 
 @dataclass(eq=False)
@@ -26,6 +28,7 @@ class _Watch:
     seen: Observations
     events: "asyncio.Queue[JobStatus | Outcome | BaseException]" = field(default_factory=asyncio.Queue)
     status: JobStatus | None = None
+    ask_queue: bool = True  # new here, or with an exit file that the queue has not confirmed
     settling: bool = False
     ask_accounting: bool = False
 
@@ -40,7 +43,6 @@ class Watcher:
         self._task: asyncio.Task[None] | None = None
         self._arrived = asyncio.Event()
         self._asked_queue = self._asked_accounting = float("-inf")
-        self._ask_now = False
 
     async def wait(self, folder: JobFolder, on_change: Callable[[JobStatus], None]) -> Outcome:
         """How the folder's job ended. `on_change` is called whenever its state, reason, nodes or note change.
@@ -53,7 +55,6 @@ class Watcher:
             raise BrokenRecord(f"{folder.job} does not exist: nothing was submitted from this folder")
         watch = _Watch(folder, record, Observations(job_id=record.job_id))
         self._watches.add(watch)
-        self._ask_now = True
         self._arrived.set()
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run(), name="slurm watcher")
@@ -85,7 +86,7 @@ class Watcher:
     async def _tick(self) -> None:
         watches = list(self._watches)
         for watch, (start, end) in zip(watches, await asyncio.to_thread(_scan, watches), strict=True):
-            self._ask_now |= end is not None and end != watch.seen.exit
+            watch.ask_queue |= end is not None and end != watch.seen.exit
             watch.seen = replace(watch.seen, start=start, exit=end)
         if self._queue_is_due(watches):
             await self._ask_queue(watches)
@@ -99,13 +100,14 @@ class Watcher:
         past = time.monotonic() - self._asked_queue
         now = datetime.now(UTC)
         confirm = timedelta(seconds=self._timing.confirm)
-        settling = any(w.settling and w.seen.claim_at and now - w.seen.claim_at >= confirm for w in watches)
-        return past >= self._timing.queue or (past >= self._timing.early and (self._ask_now or settling))
+        wanted = any(
+            w.ask_queue or (w.settling and w.seen.claim_at and now - w.seen.claim_at >= confirm) for w in watches
+        )
+        return past >= self._timing.queue or (wanted and past >= self._timing.early)
 
     async def _ask_queue(self, watches: list[_Watch]) -> None:
         """One query for all. The time of a look is taken before it, so that it is never newer than what it saw."""
         now = datetime.now(UTC)
-        self._ask_now = False
         rows: dict[str, QueueRow] | None
         try:
             rows = await asyncio.to_thread(self._scheduler.queue, [watch.record.job_id for watch in watches])
@@ -115,6 +117,7 @@ class Watcher:
             rows = None
         self._asked_queue = time.monotonic()
         for watch in watches:
+            watch.ask_queue = False
             if rows is None:
                 watch.seen = replace(watch.seen, reachable=False)
                 continue
@@ -145,6 +148,7 @@ class Watcher:
             watch.seen = replace(watch.seen, claim=verdict.claim, claim_at=verdict.claim_at)
             watch.settling = verdict.standing is Standing.SETTLING
             watch.ask_accounting = verdict.ask_accounting
+            watch.ask_queue = verdict.standing is Standing.LIVE and _is_ending(watch.seen)
             self._tell(watch, verdict)
 
     def _tell(self, watch: _Watch, verdict: Verdict) -> None:
@@ -164,6 +168,12 @@ class Watcher:
 
 def _scan(watches: list[_Watch]) -> list[tuple[StartRecord | None, ExitRecord | None]]:
     return [(watch.folder.read_start(), watch.folder.read_exit()) for watch in watches]
+
+
+def _is_ending(seen: Observations) -> bool:
+    """The payload has just ended and the queue has not noticed; an epilog that hangs for longer is not worth asking."""
+    record = matching_exit(seen)
+    return seen.reachable and record is not None and datetime.now(UTC) - record.ended < _ENDING
 
 
 def _cancel_requested(watch: _Watch) -> bool:

@@ -1,5 +1,6 @@
 """Golden scripts, one per field, and the rendered script run by bash itself."""
 
+import contextlib
 import json
 import os
 import signal
@@ -9,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.slurm.conftest import bash, eventually, record, spec
 
 from slurm.errors import InvalidJobSpec
 from slurm.folder import ExitRecord, JobFolder
+from slurm.local_supervisor import stat
 from slurm.script import format_time, quote, render
 from slurm.spec import JobSpec
+from tests.slurm.conftest import bash, eventually, record, spec
 
 GOLDEN = Path(__file__).parent / "golden"
 FOLDER = JobFolder("/fsx/runs/r1/jobs/train-1")
@@ -174,7 +176,7 @@ def test_the_payload_gets_environment_activation_and_folder(folder: JobFolder, t
     assert run.end().code == 0
     got = run.log.splitlines(keepends=True)
     assert got[0].endswith("returned 1; going on\n")
-    home, user = os.path.expanduser("~"), subprocess.run(["id", "-un"], capture_output=True, text=True).stdout.strip()
+    home, user = str(Path.home()), subprocess.run(["id", "-un"], capture_output=True, text=True).stdout.strip()
     assert "".join(got[1:]) == "|".join([nasty, nasty + "!", str(where), home, user, "C.UTF-8", "unset", nasty, ""])
 
 
@@ -186,6 +188,30 @@ def test_a_signal_reaches_the_whole_payload_and_is_recorded(folder: JobFolder, n
     ended = run.end()
     assert (ended.code, ended.signal) == (code, signal.Signals[f"SIG{name}"])
     assert "no" not in run.log.splitlines()
+
+
+@pytest.mark.parametrize("round_", range(5))
+def test_a_signal_to_everything_at_once_keeps_the_code(folder: JobFolder, round_: int) -> None:
+    """As scancel does it. Bash 5.2 loses the status of a child that dies while `wait` is interrupted."""
+    run = Run(folder, bash("trap 'exit 7' TERM; echo ready; while :; do sleep 0.01; done"))
+    run.logged("ready")
+    for pid in [run.process.pid, *descendants(run.process.pid)][:: 1 if round_ % 2 else -1]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+    ended = run.end()
+    assert ended.code == 7
+    # told last, the script may have seen the payload's end before the signal
+    assert ended.signal == 15 or (ended.signal is None and round_ % 2 == 0)
+    assert sorted(path.name for path in folder.path.iterdir()) == ["exit.json", "output.log", "script.sh", "start.json"]
+
+
+def descendants(pid: int) -> list[int]:
+    children = [
+        int(entry.name)
+        for entry in Path("/proc").glob("[0-9]*")
+        if (fields := stat(int(entry.name))) and int(fields[1]) == pid
+    ]
+    return [*children, *(found for child in children for found in descendants(child))]
 
 
 def test_a_payload_may_take_its_time_to_end(folder: JobFolder) -> None:
@@ -204,7 +230,12 @@ def test_a_good_end_after_being_told_to_end_is_no_success(folder: JobFolder, nam
 
 
 def test_a_second_signal_and_a_checkpoint_signal_do_not_confuse_it(folder: JobFolder) -> None:
-    run = Run(folder, bash("trap 'echo saved' USR1; trap 'echo term' TERM; echo ready; for i in {1..20}; do sleep 0.05; done; exit 4"))
+    run = Run(
+        folder,
+        bash(
+            "trap 'echo saved' USR1; trap 'echo term' TERM; echo ready; for i in {1..20}; do sleep 0.05; done; exit 4"
+        ),
+    )
     run.logged("ready")
     run.process.send_signal(signal.SIGUSR1)
     run.logged("saved")

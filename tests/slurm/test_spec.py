@@ -39,7 +39,7 @@ TEXT_FIELDS = [
 @pytest.mark.parametrize("value", HOSTILE)
 def test_a_directive_takes_nothing_that_slurm_could_misread(field: str, value: str) -> None:
     with pytest.raises(InvalidJobSpec) as caught:
-        JobSpec(payload=("true",), environment="project", **{field: value})
+        JobSpec(payload=("true",), environment="project", **{field: value})  # type: ignore[arg-type]
     assert caught.value.field == field
     assert repr(value) in str(caught.value)
     assert "write" in str(caught.value)

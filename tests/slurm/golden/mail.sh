@@ -30,7 +30,7 @@ identity() {
         "$(number "${SLURM_RESTART_COUNT:-}")" "$(json "$node")" "$(json "${SLURM_JOB_NODELIST:-}")"
 }
 
-# The payload leads a process group of its own, so the signal reaches all of it, and at once: a shell in front of it
+# The payload has a process group of its own, so the signal reaches all of it, and at once: a shell in front of it
 # would not react before its child ends.
 on_signal() {
     received=$1 interrupted=1
@@ -45,12 +45,21 @@ export PATH="${PATH:-/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bi
 export HOME USER="${USER:-$(id -un)}" LANG="${LANG:-C.UTF-8}"
 
 run_payload() {
-    set +m
     cd -- /fsx/runs/r1/jobs/train-1 || { say "the working folder is not there on this node"; exit 78; }
     exec true
 }
+# A shell that waits in the foreground and outlives the signals: an interrupted `wait` of bash 5.2 can lose the code.
+attend() {
+    set +m
+    trap : TERM INT HUP USR1 USR2
+    (run_payload)
+    code=$?
+    printf '%d' "$code" >"$job_folder/code$task.tmp"
+    exit "$code"
+}
 
 started=$(now)
+rm -f -- "$job_folder/code$task.tmp"
 if [ -e "$job_folder/exit$task.json" ]; then # of an earlier start of this job: it was requeued
     mv -f -- "$job_folder/exit$task.json" "$job_folder/exit$task.before-$(number "${SLURM_RESTART_COUNT:-}").json"
 fi
@@ -58,7 +67,7 @@ fi
 
 if [ -z "$received" ]; then
     set -m
-    run_payload </dev/null &
+    attend </dev/null &
     child=$!
     set +m
     # A signal between the test and here found no child yet.
@@ -69,6 +78,8 @@ if [ -z "$received" ]; then
         code=$?
         [ -n "$interrupted" ] || break # else wait came back for the signal, and the payload may still run
     done
+    [ -n "$received" ] && [ -s "$job_folder/code$task.tmp" ] && code=$(<"$job_folder/code$task.tmp")
+    rm -f -- "$job_folder/code$task.tmp"
 fi
 
 for name in TERM INT HUP USR1 USR2; do trap '' "$name"; done
