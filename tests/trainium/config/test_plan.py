@@ -139,6 +139,7 @@ def test_models_that_the_trainer_would_silently_change_are_refused(
         (["resources.requeue=true"], "requeue"),
         (["resources.requeue=null"], "requeue"),
         (["resources.compile.cpus_per_task=1"], "cpus"),
+        (["training.weight_decay=0.1"], "weight-decay"),
         (["parallelism.zero1=false"], "precision-zero1"),
         (["training.async_checkpointing=true"], "async-checkpointing"),
         (

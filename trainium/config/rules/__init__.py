@@ -23,6 +23,7 @@ RULES: tuple[Rule, ...] = (
     parallelism.upstream_converter,
     training.cadence,
     training.warmup,
+    training.weight_decay,
     training.compiler_cache,
     training.precision,
     training.async_checkpointing,

@@ -7,6 +7,8 @@ from trainium.config.schema import StageResources
 
 NXDT_LAUNCHER = "neuronx-distributed-training, examples/training_orchestrator.py"
 
+NXDT_WEIGHT_DECAY = 0.01  # fixed in NxDT's parameter groups, whatever the config says
+
 
 def cadence(facts: Facts) -> Iterator[Finding]:
     """NxDT saves every n steps and not at the end: the last step must be one of them, or the last work is lost."""
@@ -41,6 +43,20 @@ def warmup(facts: Facts) -> Iterator[Finding]:
             message=f"training ends after {training.max_steps} steps, before the learning rate is reached",
             fix=f"Use {max(0, training.max_steps // 10)}, or more max_steps",
             source="neuronx-distributed-training, optim/lr_schedulers.py",
+        )
+
+
+def weight_decay(facts: Facts) -> Iterator[Finding]:
+    training = facts.recipe.training
+    if training.weight_decay != NXDT_WEIGHT_DECAY:
+        yield Finding(
+            id="weight-decay",
+            severity="warning",
+            key="training.weight_decay",
+            value=str(training.weight_decay),
+            message=f"NxDT does not read it: its parameter groups decay by {NXDT_WEIGHT_DECAY} or not at all",
+            fix=f"Use {NXDT_WEIGHT_DECAY}, which is what will happen",
+            source="neuronx-distributed-training, get_param_groups_by_weight_decay",
         )
 
 
