@@ -30,7 +30,7 @@ class TerminalListener:
     def progress(self, stage: str, text: str, fraction: float | None) -> None:
         shown = f"{stage:<9} {text}" if fraction is None else f"{stage:<9} {fraction:4.0%}  {text}"
         if self._status is not None:
-            self._status.update(escape(shown))
+            self._status.update(escape(shown[: self._console.width - 4]))  # one line, also in a narrow window
             return
         new_kind = fraction is None and text != self._last_text
         if new_kind or time.monotonic() - self._last_line > QUIET_LINE_EVERY:
