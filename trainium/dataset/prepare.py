@@ -162,6 +162,8 @@ def _faults(
     faults = []
     if problems.counts:
         faults.append(str(problems))
+    if problems.counts["missing column"]:
+        faults.append("- Set dataset.prompt_field and dataset.response_field to the columns of prompt and answer.")
     if problems.counts["too long"]:
         faults.append(
             "- Without packing, NxDT pads a row of seq_length tokens or more to a multiple of it and the run dies. "
