@@ -5,6 +5,7 @@ Prefect and torch are imported inside the commands that need them: a typing mist
 
 import asyncio
 import os
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from trainium.errors import StageFailed, UserError
 
@@ -60,15 +62,17 @@ def run(
 ) -> None:
     """Run a recipe from the base model to the verified export."""
     from trainium.config.recipe import load_recipe
+    from trainium.run.folder import check_run_name
 
     given = list(overrides or ())
-    values = load_recipe(recipe, given)  # refused in a second, before Prefect starts
+    values = load_recipe(recipe, given)  # refused in a second, before Prefect is even imported
+    name = check_run_name(_dated(values.name) if run_name is None else run_name)
     _quiet_prefect()
-    name = run_name or _dated(recipe)
     where, tools = _cluster(cluster, runs, values), _toolchain(toolchain, values)
     if dry_run:
         _print_dry_run(values, name, where, tools)
     else:
+        _check(values, where.runs, name)
         _finetune(recipe, given, name, where, tools)
 
 
@@ -94,7 +98,11 @@ def cancel(
     from tasks.cancellation import cancel_jobs
     from trainium.run.folder import RunFolder
 
-    ids = cancel_jobs(RunFolder.named(runs, run_name))
+    folder = RunFolder.named(runs, run_name)
+    if not folder.path.is_dir():
+        there = ", ".join(sorted(path.name for path in folder.path.parent.glob("[!.]*/"))) or "none"
+        raise UserError(f"there is no run {run_name!r} in {folder.path.parent}. Runs there: {there}")
+    ids = cancel_jobs(folder)
     console.print(
         f"Cancelled: {', '.join(ids)}" if ids else f"Run {run_name} has no job in the queue.", highlight=False
     )
@@ -110,7 +118,8 @@ def _finetune(recipe: str, overrides: list[str], run_name: str, cluster: Any, to
     from trainium.run.folder import RunFolder
 
     folder = RunFolder.named(cluster.runs, run_name)
-    console.print(f"Run [bold]{run_name}[/] in {folder.path}", highlight=False)
+    _reach_prefect()
+    console.print(f"Run [bold]{run_name}[/] in {escape(str(folder.path))}", highlight=False, soft_wrap=True)
     try:
         with listening(TerminalListener(console)):
             report = asyncio.run(
@@ -121,7 +130,36 @@ def _finetune(recipe: str, overrides: list[str], run_name: str, cluster: Any, to
     except CancelledRun:
         errors.print(f"\nRun {run_name} was cancelled in Prefect, and its job with it.", highlight=False)
         raise typer.Exit(FAILED) from None
-    console.print(f"\nReport: {report}\nModel:  {folder.path / 'export'}", highlight=False, soft_wrap=True)
+    console.print(
+        f"\nReport: {report}\nModel:  {folder.path / 'export'}", markup=False, highlight=False, soft_wrap=True
+    )
+
+
+def _check(recipe: Any, runs: Path, run_name: str) -> None:
+    """What the plan of a new run would refuse is refused before Prefect's server starts and a folder appears."""
+    from trainium.config.plan import plan
+    from trainium.config.rules import read_model_config
+    from trainium.run.folder import RunFolder
+
+    if RunFolder.named(runs, run_name).record("plan") is None:
+        plan(recipe, read_model_config(recipe)).check()
+
+
+def _reach_prefect() -> None:
+    """A server that the user's settings name and that is down would show itself as a traceback of the HTTP client."""
+    from prefect import get_client
+    from prefect.settings import PREFECT_API_URL
+
+    url = PREFECT_API_URL.value()
+    if url is None:
+        return  # Prefect then starts a server of its own
+    with get_client(sync_client=True) as client:
+        error = client.api_healthcheck()
+    if error is not None:
+        raise StageFailed(
+            f"Prefect's server at {url} does not answer ({error}). Start it with `prefect server start`, or unset "
+            "PREFECT_API_URL (`prefect config unset PREFECT_API_URL`) to do without a server of your own."
+        )
 
 
 def _print_dry_run(recipe: Any, run_name: str, cluster: Any, toolchain: Any) -> None:
@@ -138,9 +176,11 @@ def _detached(folder: Any, cancel_now: Any) -> None:
     errors.print(
         f"\nDetached from run {folder.name}: its job, if one is in the queue, goes on.\n"
         "Start the same run again to follow it. To cancel it:\n"
-        f"  trainium cancel {folder.name} --runs {folder.path.parent}\n"
+        f"  trainium cancel {folder.name} --runs {shlex.quote(str(folder.path.parent))}\n"
         f"Ctrl-C again within {SECOND_CTRL_C:.0f} s cancels it now.",
+        markup=False,
         highlight=False,
+        soft_wrap=True,
     )
     try:
         time.sleep(SECOND_CTRL_C)
@@ -165,7 +205,7 @@ def _cluster(choice: str | None, runs: Path, recipe: Any) -> Any:
             f"--cluster {choice!r} is none of: local, slurm, slurm-cluster/NAME, local-cluster/NAME "
             "(the last two are registered blocks)"
         )
-    return _load(kinds[kind], name, "--cluster")
+    return _load(kinds[kind], name, "--cluster", "local, slurm")
 
 
 def _toolchain(choice: str | None, recipe: Any) -> Any:
@@ -175,21 +215,22 @@ def _toolchain(choice: str | None, recipe: Any) -> Any:
     if choice is None:
         return default_toolchain(recipe)
     known = {"rehearsal": NeuronToolchain.stand_in, "installed": NeuronToolchain.installed}
-    return known[choice]() if choice in known else _load(NeuronToolchain, choice, "--toolchain")
+    return known[choice]() if choice in known else _load(NeuronToolchain, choice, "--toolchain", "rehearsal, installed")
 
 
-def _load(block: Any, name: str, option: str) -> Any:
+def _load(block: Any, name: str, option: str, others: str) -> Any:
+    _reach_prefect()
     try:
         return block.load(name)
     except ValueError as error:
         raise UserError(
-            f"{option}: no {block.__name__} block named {name!r} is registered. "
-            "Register blocks with `python -m deployments.register`, or make one in the Prefect UI."
+            f"{option}: no {block.__name__} block named {name!r} is registered. Use {others}, register blocks with "
+            "`python -m deployments.register`, or make one in the Prefect UI."
         ) from error
 
 
 def _dated(recipe: str) -> str:
-    return f"{Path(recipe).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return f"{recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def _quiet_prefect() -> None:
@@ -203,18 +244,14 @@ def _quiet_prefect() -> None:
 def main() -> None:
     """Entry point: 0 done, 1 failed, 2 refused; one message and no traceback for everything that was foreseen."""
     from slurm.errors import InvalidJobSpec, SlurmError
+    from trainium.model.transient import TransientError
+    from trainium.run.lease import LeaseLost
 
     try:
         app()
     except (UserError, InvalidJobSpec) as error:
-        errors.print(f"[bold red]refused:[/] {_text(error)}", highlight=False, soft_wrap=True)
+        errors.print(f"[bold red]refused:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(REFUSED)
-    except (StageFailed, SlurmError, OSError) as error:
-        errors.print(f"[bold red]failed:[/] {_text(error)}", highlight=False, soft_wrap=True)
+    except (StageFailed, SlurmError, TransientError, LeaseLost, OSError) as error:
+        errors.print(f"[bold red]failed:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(FAILED)
-
-
-def _text(error: BaseException) -> str:
-    from rich.markup import escape
-
-    return escape(str(error))
