@@ -1,7 +1,7 @@
 """Every value of the tutorial's configuration file that the generated one changes, and why.
 
 A test compares the two files key by key: what differs is listed here, and what is listed here differs. `<run>` stands
-for the run folder; ABSENT for a key that is left out.
+for the run folder; ABSENT for a key that is left out. The commands have their own table: script_deviations.py.
 """
 
 from dataclasses import dataclass
