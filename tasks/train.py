@@ -10,6 +10,7 @@ from slurm.folder import JobFolder
 from slurm.spec import JobSpec
 from tasks.artifacts import Progress, loss_curve, show_markdown
 from tasks.context import Run
+from tasks.devices import CoreWatch
 from tasks.jobs import failure_lines, run_job
 from tasks.launching import prepare_launch
 from tasks.stage import StageResult, run_stage
@@ -18,6 +19,7 @@ from trainium.config.nxdt import ResumePoint
 from trainium.errors import StageFailed
 from trainium.logs.tail import Tail
 from trainium.logs.training import TrainingLog, TrainingProgress
+from trainium.monitor.neuron_monitor import CoreUse
 from trainium.run.records import Output, StageRecord
 from trainium.run.report import duration
 
@@ -62,7 +64,7 @@ async def _train(run: Run) -> StageResult:
             f"max_steps={run.recipe.training.max_steps} reached, loss {losses[0][1]:.3g} → {losses[-1][1]:.3g}, finite",
             f"checkpoint of step {checkpoint.step} complete: {run.site.layout.shard_count} shards, marker `done`",
         ),
-        notes=_notes(progress),
+        notes=_notes(progress, follower.cores.peak),
         facts={"checkpoint": str(checkpoint.path), "step": checkpoint.step, "losses": losses},
         table=[
             {"step": item.step, "checkpoint": item.path.name, "complete": item.complete}
@@ -91,10 +93,10 @@ def _unfinished(run: Run, checkpoint: TrainingCheckpoint | None, losses: list[tu
     return problems
 
 
-def _notes(progress: TrainingProgress) -> tuple[str, ...]:
-    """What the log says of time."""
+def _notes(progress: TrainingProgress, cores: CoreUse | None) -> tuple[str, ...]:
+    """What the log says of time, and the monitors of the cores."""
     saves = [save.seconds for save in progress.checkpoints if save.seconds is not None]
-    notes = []
+    notes = [f"{cores}, as the nodes' neuron-monitor had it"] if cores else []
     if progress.seconds_per_step is not None:
         notes.append(f"{duration(progress.seconds_per_step)} per step, as far as a log of whole seconds tells")
     if saves:
@@ -107,6 +109,7 @@ class _Follower:
 
     def __init__(self, run: Run) -> None:
         self.expect_resume = False
+        self.cores = CoreWatch()
         self._run = run
         self._log: TrainingLog | None = None
         self._tail: Tail | None = None
@@ -114,11 +117,12 @@ class _Follower:
         self._shown = 0.0
 
     async def tick(self, folder: JobFolder) -> None:
+        self.cores.look(folder.path)
         progress = self._read(folder).progress
         if not progress.points:
             return
         fraction = self._fraction(progress)
-        self._run.progress("train", _line(progress, self._run.recipe.training.max_steps), fraction)
+        self._run.progress("train", _line(progress, self._run.recipe.training.max_steps, self.cores.peak), fraction)
         if time.monotonic() - self._shown > UI_EVERY:
             self._shown = time.monotonic()
             await self._bar.update(fraction)
@@ -153,11 +157,11 @@ class _Follower:
         )
 
 
-def _line(progress: TrainingProgress, steps: int) -> str:
+def _line(progress: TrainingProgress, steps: int, cores: CoreUse | None) -> str:
     text = f"step {progress.step} of {steps}"
     loss = next((point.loss for point in reversed(progress.points) if point.loss is not None), None)
     if loss is not None:
         text += f", loss {loss:.4g}"
     if progress.eta_seconds is not None:
         text += f", {duration(progress.eta_seconds)} left"
-    return text
+    return f"{text}, {cores}" if cores else text

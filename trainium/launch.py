@@ -14,6 +14,21 @@ from pathlib import Path
 from typing import Literal
 
 MISSING_CONFIG = 66  # EX_NOINPUT of sysexits.h
+MONITOR_SAMPLE = "neuron-monitor-{}.json"  # by node number, in the job's folder
+
+# Only the newest sample is kept, so days of training fill no disk. The monitor ends with this script, whatever ends it.
+_MONITOR = (
+    "# What the cores do, for the flow to show; a node without neuron-monitor trains as well",
+    "monitor=$(command -v neuron-monitor || echo /opt/aws/neuron/bin/neuron-monitor)",
+    'if [ -x "$monitor" ]; then',
+    '    "$monitor" 2>/dev/null > >(while IFS= read -r sample; do',
+    f'        printf "%s\\n" "$sample" > "{MONITOR_SAMPLE.format("$NODEID")}.new" &&',
+    f'            mv -f "{MONITOR_SAMPLE.format("$NODEID")}.new" "{MONITOR_SAMPLE.format("$NODEID")}"',
+    "    done >/dev/null 2>&1) &",
+    "    trap 'kill %1 2>/dev/null' EXIT",
+    "fi",
+    "",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +58,7 @@ def render_launch(launch: Launch) -> str:
         # The dumped JSON is what the gate reads first; COMPILE=1 makes the trial run ten steps long.
         exports |= {"COMPILE": "1", "NEURON_PARALLEL_COMPILE_DUMP_RESULTS": "1"}
     before = "neuron_parallel_compile " if launch.phase == "compile" else ""
+    monitor = _MONITOR if launch.phase == "train" else ()
     lines = [
         "#!/bin/bash",
         f"# trainium-flows: {launch.phase}, run once by every task of the job",
@@ -59,7 +75,8 @@ def render_launch(launch: Launch) -> str:
         "# train_setup.sh has just set some of these to values of its own",
         *(f"export {name}={q(value)}" for name, value in exports.items()),
         "",
-        f"exec {before}torchrun \\",
+        *monitor,
+        f"{before}torchrun \\",
         f"    --nproc_per_node {launch.devices} \\",
         '    --nnodes "$NTASKS" \\',
         '    --node_rank "$NODEID" \\',

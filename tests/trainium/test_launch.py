@@ -1,12 +1,15 @@
 """The launch script against a toolchain that is nothing but recorders."""
 
+import json
 import os
+import shlex
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
-from trainium.launch import MISSING_CONFIG, Launch, render_launch
+from trainium.launch import MISSING_CONFIG, MONITOR_SAMPLE, Launch, render_launch
 
 NASTY = "we ird '\"$(touch pwned)`x`;&|"
 SETUP = """set -e
@@ -93,3 +96,20 @@ def test_a_failing_train_setup_aborts(launch: Launch, tmp_path: Path) -> None:
     code, arguments, _, _ = run(launch, tmp_path)
     assert code == 3
     assert not arguments
+
+
+def test_the_monitor_leaves_its_newest_sample_and_ends_with_the_training(launch: Launch, tmp_path: Path) -> None:
+    monitor = tmp_path / "bin" / "neuron-monitor"
+    monitor.write_text("#!/bin/bash\necho $$ > monitor.pid\nfor n in 1 2 3; do echo '{\"n\": '$n'}'; done\nexec sleep 600\n")
+    monitor.chmod(0o755)
+    sample = tmp_path / MONITOR_SAMPLE.format("0")
+    wait = f"#!/bin/bash\nuntil grep -qs 3 {shlex.quote(str(sample))}; do sleep 0.01; done\nexit 5\n"
+    (tmp_path / "bin" / "torchrun").write_text(wait)
+    code, _, _, _ = run(launch, tmp_path)
+    assert code == 5  # the training's, not the monitor's
+    assert json.loads(sample.read_text()) == {"n": 3}
+    gone = Path("/proc") / (tmp_path / "monitor.pid").read_text().strip()
+    deadline = time.monotonic() + 10
+    while gone.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not gone.exists()
