@@ -5,7 +5,6 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,13 +37,13 @@ def jobs(folder: RunFolder) -> frozenset[str]:
 
 
 @pytest.fixture(scope="module")
-def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rehearsed]:
+def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> Rehearsed:
     """The whole rehearsal, and the same command once more."""
     runs = tmp_path_factory.mktemp("it's a runs folder")
     folder = RunFolder.named(runs, "r")
     first = rehearse(runs)
     after_first = jobs(folder)
-    yield Rehearsed(folder, first, rehearse(runs), after_first)
+    return Rehearsed(folder, first, rehearse(runs), after_first)
 
 
 def test_it_ends_well_and_says_where_things_are(rehearsed: Rehearsed) -> None:

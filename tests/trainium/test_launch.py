@@ -100,7 +100,9 @@ def test_a_failing_train_setup_aborts(launch: Launch, tmp_path: Path) -> None:
 
 def test_the_monitor_leaves_its_newest_sample_and_ends_with_the_training(launch: Launch, tmp_path: Path) -> None:
     monitor = tmp_path / "bin" / "neuron-monitor"
-    monitor.write_text("#!/bin/bash\necho $$ > monitor.pid\nfor n in 1 2 3; do echo '{\"n\": '$n'}'; done\nexec sleep 600\n")
+    monitor.write_text(
+        "#!/bin/bash\necho $$ > monitor.pid\nfor n in 1 2 3; do echo '{\"n\": '$n'}'; done\nexec sleep 600\n"
+    )
     monitor.chmod(0o755)
     sample = tmp_path / MONITOR_SAMPLE.format("0")
     wait = f"#!/bin/bash\nuntil grep -qs 3 {shlex.quote(str(sample))}; do sleep 0.01; done\nexit 5\n"
