@@ -10,7 +10,8 @@ from prefect import get_client, runtime
 from prefect.client.schemas.objects import StateType
 
 from blocks import recall
-from slurm.folder import JobFolder
+from slurm.folder import JobFolder, JobRecord
+from slurm.scheduler import Scheduler
 from slurm.submission import cancel
 from trainium.run.folder import RunFolder
 
@@ -52,10 +53,22 @@ def cancel_jobs(run: RunFolder) -> list[str]:
         return []
     scheduler = recall(run.cluster).scheduler()
     cancelled = []
-    for path in sorted(run.jobs.glob("*/job.json")):
+    for path in sorted(run.jobs.glob("*/intent.json")):
         folder = JobFolder(path.parent)
-        record = folder.read_job()
+        record = folder.read_job() or _unrecorded(scheduler, folder)
         if record is not None and folder.read_exit() is None:
             cancel(scheduler, folder)
             cancelled.append(record.job_id)
     return cancelled
+
+
+def _unrecorded(scheduler: Scheduler, folder: JobFolder) -> JobRecord | None:
+    """The job of a flow that died between submitting it and writing down its id, found by its name; now recorded."""
+    intent = folder.read_intent()
+    rows = scheduler.find(intent.name, intent.first) if intent else []
+    alive = [row for row in rows if not row.state.is_final]
+    if intent is None or not alive:
+        return None
+    record = JobRecord(alive[0].job_id, intent.name, intent.first, adopted=True)
+    folder.write(folder.job, record)
+    return record
