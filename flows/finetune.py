@@ -61,7 +61,7 @@ async def finetune(
     """
     values = load_recipe(recipe, overrides.as_dotlist() if isinstance(overrides, RecipeOverrides) else overrides or ())
     cluster = cluster or default_cluster(values)
-    folder = RunFolder.named(cluster.runs, run_name or default_run_name(recipe, runtime.flow_run.scheduled_start_time))
+    folder = RunFolder.named(cluster.runs, run_name or default_run_name(values, runtime.flow_run.scheduled_start_time))
     lease = folder.start(recipe_yaml(values), frozen_part(values), lambda old: difference(old, frozen_part(values)))
     try:
         remember(cluster, folder.cluster)
@@ -100,6 +100,6 @@ def default_toolchain(recipe: Recipe) -> NeuronToolchain:
     return NeuronToolchain.stand_in() if recipe.instance_type == "rehearsal" else NeuronToolchain.installed()
 
 
-def default_run_name(recipe: str, scheduled: datetime) -> str:
+def default_run_name(recipe: Recipe, scheduled: datetime) -> str:
     """Recipe and scheduled time: the same in every retry of a flow run, another one next week."""
-    return check_run_name(f"{Path(recipe).stem}-{scheduled:%Y%m%d-%H%M%S}")
+    return check_run_name(f"{recipe.name}-{scheduled:%Y%m%d-%H%M%S}")

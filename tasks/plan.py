@@ -24,8 +24,7 @@ async def make_plan(run: Run) -> StageRecord:
 
 
 def _plan(run: Run) -> StageResult:
-    # A local folder has to be there; one that is yet to be filled is looked at when it is.
-    known = run.recipe.model.kind == "folder" or (run.places.base / "config.json").exists()
+    known = (run.places.base / "config.json").exists()
     made = plan(run.recipe, base_config(run.site) if known else None)
     made.check()
     write_json(run.folder.plan, made.to_json())

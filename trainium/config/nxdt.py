@@ -51,20 +51,6 @@ class NxdtPaths:
     experiment: Path
     cache: Path
 
-    @classmethod
-    def of(cls, run: Path, recipe: Recipe) -> "NxdtPaths":
-        """The run folder's own places, except for the folders that the recipe names."""
-        data = Path(recipe.dataset.folder or run / "data")
-        return cls(
-            base=Path(recipe.model.folder or run / "base"),
-            model_config=run / "config" / "config.json",
-            train=data / "train.jsonl",
-            validation=data / "validation.jsonl",
-            nxd=run / "nxd",
-            experiment=run / "experiment",
-            cache=Path(recipe.compile.cache or run / "cache"),
-        )
-
 
 @dataclass(frozen=True)
 class ResumePoint:

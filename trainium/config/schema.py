@@ -93,7 +93,7 @@ class Dataset(Section):
     prompt_field: str = Field("input", min_length=1, description="Column with the prompt.")
     response_field: str = Field("output", min_length=1, description="Column with the answer to learn.")
     folder: Folder | None = Field(
-        None, description="Folder to keep the prepared rows in, visible to all nodes; null: the run folder."
+        None, description="Folder to keep fetched files in; null: the run folder. (The prepared rows are always there.)"
     )
 
     @property

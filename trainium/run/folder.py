@@ -95,25 +95,29 @@ class RunFolder:
         """Make the folder or enter it again, and take its lease.
 
         `frozen` are the values that decide the result; `difference` compares those of the first start with them and
-        names what changed. Raises RecipeChanged or RunBusy; nothing is changed then.
+        names what changed. Once a job was submitted they stay: raises RecipeChanged; and RunBusy while another process
+        has the run. Nothing is changed then.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         lease = Lease.take(self.path / "lease.json")
         try:
-            if (self.path / "run.json").exists():
-                self._refuse_other_values(difference)
-            else:
-                started = {"uid": secrets.token_hex(5), "created": now(), "name": self.name, "frozen": frozen}
-                write_json(self.path / "run.json", started)
+            self._freeze(frozen, difference)
             write_atomic(self.recipe, recipe_yaml)
         except BaseException:
             lease.release()
             raise
         return lease
 
-    def _refuse_other_values(self, difference: Callable[[Mapping[str, Any]], list[str]]) -> None:
-        changed = difference(read_json(self.path / "run.json")["frozen"])
-        if changed:
+    def _freeze(self, frozen: Mapping[str, Any], difference: Callable[[Mapping[str, Any]], list[str]]) -> None:
+        path = self.path / "run.json"
+        if not path.exists():
+            write_json(path, {"uid": secrets.token_hex(5), "created": now(), "name": self.name, "frozen": frozen})
+            return
+        changed = difference(read_json(path)["frozen"])
+        if changed and not any(self.jobs.glob("*")):
+            # Nothing was submitted with the old values: the first start was refused, and this one has them mended.
+            write_json(path, {**read_json(path), "frozen": frozen})
+        elif changed:
             lines = "\n".join(f"  {line}" for line in changed)
             raise RecipeChanged(
                 f"run {self.name!r} in {self.path.parent} was started with other values:\n{lines}\n"

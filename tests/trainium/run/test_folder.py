@@ -77,9 +77,20 @@ def test_an_accepted_name_is_one_folder_below_the_runs_folder(name: str) -> None
     assert name.isprintable()
 
 
+def test_values_can_be_mended_until_a_job_was_submitted(tmp_path: Path) -> None:
+    folder = RunFolder.named(tmp_path, "r")
+    start(folder)
+    start(folder, {"steps": 2})
+    folder.job("convert", 1).mkdir(parents=True)
+    start(folder, {"steps": 2})
+    with pytest.raises(RecipeChanged):
+        start(folder)
+
+
 def test_a_second_start_keeps_the_uid_and_another_value_is_refused(tmp_path: Path) -> None:
     folder = RunFolder.named(tmp_path, "r")
     start(folder)
+    folder.job("convert", 1).mkdir(parents=True)
     uid = folder.uid
     start(folder)
     assert folder.uid == uid
