@@ -47,7 +47,7 @@ def test_trial_steps_of_a_compile_stay_out_of_the_experiment(tmp_path: Path) -> 
 def test_compile_and_train_take_every_node_and_the_other_stages_one(tmp_path: Path, nodes: int, tasks: int) -> None:
     here, job = site(tmp_path, f"resources.nodes={nodes}", "resources.partition=trn1"), tmp_path / "job"
     for phase in ("compile", "train"):
-        spec = launch_job(here, job, phase)  # type: ignore[arg-type]
+        spec = launch_job(here, job, phase)
         assert (spec.nodes, spec.task_count, spec.cpus_per_task, spec.per_task) == (nodes, tasks, 128, True)
         assert (spec.environment, spec.activate) == ("toolchain", str(Path("~/env/bin/activate").expanduser()))
     for spec in (to_nxd_job(here, job), evaluate_job(here, job)):

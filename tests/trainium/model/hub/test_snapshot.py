@@ -2,6 +2,7 @@
 
 import json
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -120,7 +121,7 @@ def _drop_from_index(folder: Path) -> None:
         (lambda f: (f / "tokenizer.json").unlink(), "has no tokenizer"),
     ],
 )  # fmt: skip
-def test_a_broken_folder_is_refused_by_name(folder: Path, breaks, message: str) -> None:
+def test_a_broken_folder_is_refused_by_name(folder: Path, breaks: Callable[[Path], object], message: str) -> None:
     breaks(folder)
     with pytest.raises(SnapshotError, match=message):
         check_snapshot(folder)
