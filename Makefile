@@ -22,7 +22,7 @@ rehearse: install
 test: $(VENV)/.installed-for-tests
 	@bash tests/slurm_lab/install.sh
 	@$(MAKE) --no-print-directory lint
-	$(VENV)/bin/python -m pytest
+	$(VENV)/bin/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 lint: $(VENV)/.installed-for-tests
 	$(VENV)/bin/ruff check
