@@ -95,9 +95,10 @@ def _jobs(site: Site, arch: Architecture | None) -> Iterator[tuple[str, JobSpec]
 
 
 def _last_checkpoint(site: Site) -> Path:
-    """Its name as NxDT makes it; the number of consumed samples is exact only without a resume."""
+    """Its name as NxDT makes it: consumed_samples is of the last step that was logged, so 728 of 800 in the tutorial."""
     training = site.recipe.training
-    samples = float(training.max_steps * training.global_batch_size)
+    last_logged = (training.max_steps - 1) // training.log_every * training.log_every
+    samples = float((last_logged + 1) * training.global_batch_size)
     name = f"{site.recipe.checkpoint_name}--step={training.max_steps}-consumed_samples={samples}.ckpt"
     return site.places.checkpoints / name
 
