@@ -95,7 +95,7 @@ def _jobs(site: Site, arch: Architecture | None) -> Iterator[tuple[str, JobSpec]
 
 
 def _last_checkpoint(site: Site) -> Path:
-    """Its name as NxDT makes it: consumed_samples is of the last step that was logged, so 728 of 800 in the tutorial."""
+    """Its name as NxDT makes it: consumed_samples is of the last logged step, so 728 of 800 in the tutorial."""
     training = site.recipe.training
     last_logged = (training.max_steps - 1) // training.log_every * training.log_every
     samples = float((last_logged + 1) * training.global_batch_size)
