@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from trainium.errors import StageFailed, UserError
+from trainium.errors import StageFailed, TransientError, UserError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -244,7 +244,6 @@ def _quiet_prefect() -> None:
 def main() -> None:
     """Entry point: 0 done, 1 failed, 2 refused; one message and no traceback for everything that was foreseen."""
     from slurm.errors import InvalidJobSpec, SlurmError
-    from trainium.model.transient import TransientError
     from trainium.run.lease import LeaseLost
 
     try:

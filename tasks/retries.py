@@ -5,7 +5,7 @@ from typing import Any
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.tasks import Task
 
-from trainium.model.transient import TransientError
+from trainium.errors import TransientError
 
 
 async def is_transient(task: Task[..., Any], run: TaskRun, state: State[Any]) -> bool:

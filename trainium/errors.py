@@ -1,4 +1,4 @@
-"""The one base of every error that the user can mend."""
+"""Three kinds of failure: the user can mend it, the work went wrong, or the same call may succeed later."""
 
 
 class UserError(ValueError):
@@ -11,3 +11,7 @@ class UserError(ValueError):
 
 class StageFailed(RuntimeError):
     """A stage's work was done and went wrong. The message says where it happened and what is known of the cause."""
+
+
+class TransientError(RuntimeError):
+    """The other side or the network failed, not the request: the same call may succeed later and keeps what is done."""

@@ -15,8 +15,8 @@ from botocore.exceptions import ClientError
 
 from trainium.dataset.s3_errors import FetchError, explain, listed
 from trainium.dataset.verify import Expected, hashes_of
+from trainium.errors import TransientError
 from trainium.files import sync_folder
-from trainium.model.transient import TransientError
 
 _BLOCK = 1 << 20
 

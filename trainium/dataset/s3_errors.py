@@ -5,8 +5,7 @@ from collections.abc import Callable, Sequence
 
 from botocore import exceptions as boto
 
-from trainium.errors import UserError
-from trainium.model.transient import TransientError
+from trainium.errors import TransientError, UserError
 
 _SHOWN = 10
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})

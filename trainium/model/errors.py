@@ -17,8 +17,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from trainium.errors import UserError
-from trainium.model.transient import TransientError
+from trainium.errors import TransientError, UserError
 
 HUB = "https://huggingface.co"
 _RETRYABLE_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})

@@ -13,8 +13,8 @@ from huggingface_hub import HfApi, hf_hub_download
 from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils.tqdm import tqdm
 
+from trainium.errors import TransientError
 from trainium.model.errors import HubError, explain
-from trainium.model.transient import TransientError
 from trainium.model.wanted import is_weights, wanted_files
 
 _METADATA_TIMEOUT = 30.0  # seconds

@@ -17,7 +17,7 @@ from moto.server import ThreadedMotoServer
 from trainium.dataset.fetch import S3Access, fetch
 from trainium.dataset.s3_errors import FetchError
 from trainium.dataset.verify import Expected
-from trainium.model.transient import TransientError
+from trainium.errors import TransientError
 
 BUCKET = "training-data"
 ROWS = b"".join(json.dumps({"input": f"q{i}", "output": "a" * 200}).encode() + b"\n" for i in range(20_000))

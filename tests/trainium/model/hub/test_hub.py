@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from trainium.errors import TransientError
 from trainium.model.errors import HubError, explain
 from trainium.model.hub import DownloadProgress, download, resolve
-from trainium.model.transient import TransientError
 from trainium.model.wanted import wanted_files
 
 REPO = "lab/llama"
