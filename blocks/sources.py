@@ -8,8 +8,6 @@ from pydantic import Field, SecretStr
 
 from trainium.errors import UserError
 
-HUB = "https://huggingface.co"
-
 
 class TokenFileError(UserError):
     """A token file that others can read, or that is not there."""
@@ -21,7 +19,7 @@ class HuggingFaceHub(Block):
     _block_type_name = "Hugging Face Hub"
     _description = "Where base models are downloaded from."
 
-    endpoint: str = Field(description=f"Address of the hub, usually {HUB}.")
+    endpoint: str = Field(description="Address of the hub, usually https://huggingface.co.")
     token: SecretStr | None = Field(default=None, description="Access token, for gated and private models.")
     token_file: Path | None = Field(
         default=None, description="File with the token, readable only by its owner (mode 0600), instead of `token`."

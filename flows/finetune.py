@@ -52,8 +52,8 @@ async def finetune(
             machine alone for a recipe whose instance type is `rehearsal`; with the runs in `runs/`.
         toolchain: What compiles and trains. Default: NxDT where the tutorial installs it, or the stand-in for CPUs
             for a recipe whose instance type is `rehearsal`.
-        hub: Where the base model comes from, and the token for it. Default: the public hub, with the token that
-            `hf auth login` stored.
+        hub: Where the base model comes from, and the token for it. Default: the hub that HF_ENDPOINT names, or the
+            public one, with the token of HF_TOKEN or `hf auth login`.
         storage: Where an s3:// dataset comes from. Default: Amazon's S3 with boto3's own credentials.
 
     Returns:

@@ -7,7 +7,6 @@ from typing import Any
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from blocks.sources import HUB
 from tasks.context import Run
 from tasks.plan import check_model
 from tasks.retries import TRANSIENT
@@ -53,7 +52,7 @@ def _download(run: Run) -> tuple[tuple[str, ...], dict[str, Any]]:
     from trainium.model.hub import download, resolve
 
     repo, revision = run.recipe.model.source, run.recipe.model.revision
-    endpoint = run.hub.endpoint if run.hub else HUB
+    endpoint = run.hub.endpoint if run.hub else None  # the hub that HF_ENDPOINT names, or the public one
     token = run.hub.read_token() if run.hub else None
     commit = resolve(repo, revision, token=token, endpoint=endpoint)
     report = download(repo, commit, run.places.base, token=token, endpoint=endpoint, progress=_progress(run))

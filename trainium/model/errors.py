@@ -4,6 +4,7 @@ import errno
 import json
 
 import httpx2
+from huggingface_hub import constants
 from huggingface_hub.errors import (
     DisabledRepoError,
     FileMetadataError,
@@ -38,7 +39,7 @@ def explain(
     if isinstance(error, LocalEntryNotFoundError) and error.__cause__ is not None:
         # huggingface_hub wraps what really happened in "cannot find the file locally".
         error = error.__cause__
-    where = (endpoint or HUB).rstrip("/")
+    where = (endpoint or constants.ENDPOINT).rstrip("/")
     page = f"{where}/{repo}"
     if isinstance(error, HFValidationError):
         return HubError(

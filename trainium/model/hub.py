@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from huggingface_hub import HfApi, hf_hub_download
+from huggingface_hub import HfApi, constants, hf_hub_download
 from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils.tqdm import tqdm
 
@@ -74,7 +74,8 @@ def resolve(repo: str, revision: str = "main", *, token: str | None = None, endp
     with _explained(repo, revision, endpoint, token):
         info = HfApi(endpoint=endpoint, token=token).model_info(repo, revision=revision, timeout=_METADATA_TIMEOUT)
         if info.sha is None:
-            raise HubError(f"{endpoint} names no commit for {repo} at {revision!r}: it is not a Hugging Face hub.")
+            where = endpoint or constants.ENDPOINT
+            raise HubError(f"{where} names no commit for {repo} at {revision!r}: it is not a Hugging Face hub.")
         return info.sha
 
 
