@@ -14,13 +14,15 @@ class Explanation:
     hopeless: bool = False
 
     def __str__(self) -> str:
-        return f"{self.reason}: {self.meaning}" + (f" ({self.remedy})" if self.remedy else "")
+        return (
+            f"{self.reason}: {self.meaning} ({'it will not start by itself: ' if self.hopeless else ''}{self.remedy})"
+        )
 
 
 _WAIT = "nothing to do but wait"
 # First match wins; patterns are for the whole reason, without the node list that some reasons carry in brackets.
 _TABLE: tuple[tuple[str, str, str, bool], ...] = (
-    (r"|None|\(null\)", "the scheduler has not looked at the job yet", "wait; it is looked at within a minute", False),
+    ("None", "the scheduler has not looked at the job yet", "wait; it is looked at within a minute", False),
     (r"Resources", "the job is next in line and waits for nodes or CPUs to become free", _WAIT, False),
     (r"Priority", "jobs with a higher priority are in front of it", _WAIT, False),
     (
@@ -31,7 +33,7 @@ _TABLE: tuple[tuple[str, str, str, bool], ...] = (
     ),
     (r"Dependency", "it waits for another job to end", "look at the job that it depends on", False),
     (
-        r"QOS\w*(Limit|PerUser|PerAccount|PerJob|PerNode|Grp\w*|Max\w*)|QOS\w*",
+        r"QOS\w*",
         "a limit of its quality of service (QOS) is reached",
         "wait for other jobs of this QOS to end, ask for less, or choose another qos",
         False,
@@ -88,8 +90,8 @@ _TABLE: tuple[tuple[str, str, str, bool], ...] = (
         False,
     ),
     (r"Cleaning", "an earlier run of it is still being cleaned up on its nodes", _WAIT, False),
-    (r"Reservation\w*", "its reservation has not started or has ended", "check `scontrol show reservation`", False),
     (r"ReservationDeleted|ResvDel\w*", "its reservation was deleted", "submit again without it", True),
+    (r"Reservation\w*", "its reservation has not started or has ended", "check `scontrol show reservation`", False),
     (r"Licenses", "it waits for licences", _WAIT, False),
     (r"BadConstraints", "no node has what it asks for", "change `constraint`, `memory` or CPUs", True),
     (r"JobArrayTaskLimit", "its array runs as many tasks as it may at a time", _WAIT, False),
@@ -109,8 +111,10 @@ def explain(reason: str) -> Explanation:
     >>> explain("Priority").meaning
     'jobs with a higher priority are in front of it'
     """
-    bare = re.sub(r"[,(].*", "", reason.strip().strip("()")).strip() if reason.strip() != "(null)" else "(null)"
+    inner = re.sub(r"^\((.*)\)$", r"\1", reason.strip())
+    shown = "None" if inner in ("", "null") else inner
+    bare = re.sub(r"[,(].*", "", shown).strip()
     for pattern, meaning, remedy, hopeless in _TABLE:
         if re.fullmatch(pattern, bare):
-            return Explanation(bare if bare not in ("", "(null)") else "None", meaning, remedy, hopeless)
-    return Explanation(reason, "a reason that this version has no words for", "see `man squeue`, JOB REASON CODES")
+            return Explanation(shown, meaning, remedy, hopeless)
+    return Explanation(shown, "a reason that this version has no words for", "see `man squeue`, JOB REASON CODES")

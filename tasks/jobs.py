@@ -146,8 +146,7 @@ async def _watch(run: Run, stage: str, folder: JobFolder, on_tick: Tick) -> Outc
     def changed(status: JobStatus) -> None:
         text = f"job {status.job_id} {status.state.lower()}"
         if status.state.is_waiting and status.reason:
-            why = explain(status.reason)
-            text += f": {status.reason}: {why.meaning} {why.remedy}"
+            text += f": {explain(status.reason)}"
         run.progress(stage, text)
         log(f"{stage}: {text}")
 

@@ -70,6 +70,8 @@ def test_an_unknown_state_is_unknown_and_loud(text: str, caplog: pytest.LogCaptu
         ("BeginTime", "set time", False),
         ("launch failed requeued held", "failed", True),
         ("NodeDown", "down", False),
+        ("Reservation", "not started", False),
+        ("ReservationDeleted", "deleted", True),
         ("None", "not looked", False),
         ("", "not looked", False),
         ("(null)", "not looked", False),
@@ -80,6 +82,14 @@ def test_reasons_are_explained(reason: str, word: str, hopeless: bool) -> None:
     assert word in explanation.meaning
     assert explanation.remedy
     assert explanation.hopeless is hopeless
+
+
+def test_a_reason_is_a_sentence_that_keeps_the_nodes_it_names() -> None:
+    away = str(explain("ReqNodeNotAvail, UnavailableNodes:trn1-1"))
+    assert away.startswith("ReqNodeNotAvail, UnavailableNodes:trn1-1: a node that it needs is down")
+    assert str(explain("PartitionTimeLimit")).endswith(
+        "(it will not start by itself: lower `time` or choose another partition; `sinfo -o '%P %l'` shows the limits)"
+    )
 
 
 def test_an_unlisted_reason_is_shown_as_it_is() -> None:
