@@ -8,8 +8,7 @@ is a value in the config and no override on the command line: Hydra would parse 
 """
 
 import shlex
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -42,7 +41,6 @@ class Launch:
     log_folder: Path
     version: str
     devices: int
-    variables: Mapping[str, str] = field(default_factory=dict)
 
 
 def render_launch(launch: Launch) -> str:
@@ -52,7 +50,6 @@ def render_launch(launch: Launch) -> str:
         "NEURON_COMPILE_CACHE_URL": str(launch.cache),
         "EXPLICIT_LOGDIR": str(launch.log_folder),
         "NEMO_EXPM_VERSION": launch.version,
-        **launch.variables,
     }
     if launch.phase == "compile":
         # The dumped JSON is what the gate reads first; COMPILE=1 makes the trial run ten steps long.

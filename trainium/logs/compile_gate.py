@@ -86,16 +86,14 @@ def compile_gate(
     nodes: int = 1,
     results: Path | None = None,
     cache: Path | None = None,
-    completed: bool = True,
 ) -> CompileVerdict:
-    """Judge a compile job by everything it left behind.
+    """Judge a compile job that ended with code 0 by everything it left behind.
 
     Args:
         logs: the log of the job, or one per node.
         nodes: how many nodes compiled; each prints its own summary, with its own number of graphs.
         results: the folder with the dumped `*neuron_parallel_compile_results_*.json` (the job's working directory).
         cache: the compile cache as seen from here; None when it cannot be seen, then no `.neff` is asked for.
-        completed: whether the job itself ended well (exit file, Slurm).
     """
     told = _Told()
     found: list[Diagnosis] = []
@@ -112,8 +110,6 @@ def compile_gate(
         graphs = {name: replace(graph, neff_bytes=neffs.get(name)) for name, graph in rows.items()}
     elif cached:
         found.append(_finding("cache-not-visible", RuleClass.CONFIG, *_CACHE_NOT_VISIBLE))
-    if not completed:
-        found.append(_finding("job-not-completed", RuleClass.AMBIGUOUS, *_NOT_COMPLETED, role=Role.CONSEQUENCE))
     return _verdict(told, graphs, cached, root_first(found))
 
 
@@ -122,7 +118,6 @@ _CACHE_NOT_VISIBLE = (
     " extracted",
     "put the compile cache on a filesystem that this machine sees",
 )
-_NOT_COMPLETED = ("the compile job did not end well", "see how it ended: exit.json, sacct and the end of its log")
 
 
 def _verdict(told: _Told, graphs: dict[str, Graph], cached: bool, found: tuple[Diagnosis, ...]) -> CompileVerdict:

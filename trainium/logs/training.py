@@ -11,6 +11,7 @@ from trainium.logs.progress import Point, parse_point
 from trainium.logs.rules import Context, RuleClass
 from trainium.logs.scanner import Marker, Scanner
 
+_STAGE = "train"
 _RECENT_STEPS = 20
 _SAVING = re.compile(r"saving of checkpoint (\S+) (began|requested|completed)")
 _STEP_IN_NAME = re.compile(r"step[_=](\d+)")
@@ -46,7 +47,7 @@ class TrainingProgress:
         checkpoints: in the order in which they were begun.
         compilations: how often the compiler was called; after a complete compile stage only for saving and validation.
         finished: the trainer said that it reached its last step, the only sign of success.
-        problems: what makes the training wrong even when the job exits 0, root first.
+        problems: what makes the training wrong even when the job exits 0, root first; none so far while it runs well.
         diagnoses: everything the rules found; explains a job that failed.
     """
 
@@ -60,11 +61,6 @@ class TrainingProgress:
     finished: bool
     problems: tuple[Diagnosis, ...]
     diagnoses: tuple[Diagnosis, ...]
-
-    @property
-    def healthy(self) -> bool:
-        """Whether nothing is wrong so far. A training that is over is good only when it is `finished` as well."""
-        return not self.problems
 
 
 def _pace(step_times: list[float]) -> float | None:
@@ -84,7 +80,6 @@ class TrainingLog:
         max_steps: the step the recipe asks for.
         expect_resume: whether the job is to continue from a checkpoint, so that starting from scratch is a failure.
         nodes: of the job.
-        stage: `compile` for the trial run of neuron_parallel_compile, whose losses mean nothing.
     """
 
     def __init__(
@@ -94,12 +89,10 @@ class TrainingLog:
         max_steps: int | None = None,
         expect_resume: bool = False,
         nodes: int = 1,
-        stage: str = "train",
     ) -> None:
         self._path = path
-        self._stage = stage
         self._max_steps = max_steps
-        self._scanner = Scanner(Context(stage, nodes, expect_resume), self._marker)
+        self._scanner = Scanner(Context(_STAGE, nodes, expect_resume), self._marker)
         self._points: dict[int, Point] = {}
         self._step_times: list[float] = []
         self._saves: dict[str, CheckpointSave] = {}
@@ -123,7 +116,7 @@ class TrainingLog:
     @property
     def progress(self) -> TrainingProgress:
         """The state after what was fed so far."""
-        found = root_first(diagnosis_of(f, self._path, self._stage) for f in self._scanner.findings.values())
+        found = root_first(diagnosis_of(f, self._path, _STAGE) for f in self._scanner.findings.values())
         problems = tuple(diagnosis for diagnosis in found if diagnosis.silent)
         if self._closed and not self._finished:
             problems += (self._no_end(),)
@@ -185,11 +178,12 @@ class TrainingLog:
             step = _STEP_IN_NAME.search(name)
             self._saves[name] = CheckpointSave(name, int(step[1]) if step else None, False, marker.time)
 
-    def _no_end(self) -> Diagnosis:
+    @staticmethod
+    def _no_end() -> Diagnosis:
         return Diagnosis(
             rule="no-end-marker",
             cls=RuleClass.AMBIGUOUS,
-            stage=self._stage,
+            stage=_STAGE,
             summary="the log ends without `max_steps=… reached`: the training did not get to its last step",
             evidence=(),
             count=1,

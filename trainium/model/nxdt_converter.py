@@ -8,7 +8,6 @@ with exit code 0 (measured, reference/checkpoints.md), is refused here.
 """
 
 import argparse
-import re
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -111,12 +110,6 @@ def check_layout(layout: Layout, arch: Architecture, direction: Direction) -> No
         raise NxdtConverterError(
             f"convert.engine nxdt: the toolchain's converter cannot do {problem}. Use convert.engine: native."
         )
-
-
-def unknown_options(argv: tuple[str, ...], help_text: str) -> tuple[str, ...]:
-    """Options of `argv` that the installed converter's `--help` does not list: releases differ (`--hw_backend`)."""
-    known = set(re.findall(r"--[a-z][a-z_0-9]*", help_text))
-    return tuple(word for word in argv if word.startswith("--") and word not in known)
 
 
 def prepare(base: Path, out: Path) -> int:

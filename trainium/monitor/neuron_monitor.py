@@ -1,7 +1,7 @@
-"""`neuron-monitor` and `neuron-ls` as data; whatever key is unknown or missing, the rest is read.
+"""`neuron-monitor` as data; whatever key is unknown or missing, the rest is read.
 
-Formats: AWS Neuron documentation, "Neuron Monitor User Guide" and "Neuron LS User Guide". Numbers that are not there
-are None or 0, as each field says; only text that is no JSON at all yields None.
+Format: AWS Neuron documentation, "Neuron Monitor User Guide". Numbers that are not there are None or 0, as each field
+says; only text that is no JSON at all yields None.
 """
 
 import json
@@ -41,17 +41,6 @@ class MonitorSample:
     total_cores: int | None
     memory_per_core: int | None
     problems: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Device:
-    """One device of neuron-ls: its cores by global index, bytes of memory, and the processes that hold it."""
-
-    index: int
-    cores: int
-    core_ids: tuple[int, ...]
-    memory_bytes: int
-    processes: tuple[tuple[int, str], ...]
 
 
 @dataclass(frozen=True)
@@ -110,33 +99,6 @@ def parse_neuron_monitor(line: str | bytes) -> MonitorSample | None:
     )
 
 
-def parse_neuron_ls(text: str | bytes) -> tuple[Device, ...] | None:
-    """The output of `neuron-ls -j`: the devices, none for empty output (that is how it says so), None for no JSON."""
-    if not text.strip():
-        return ()
-    parsed = _json(text)
-    if not isinstance(parsed, list | Mapping):
-        return None
-    listed = parsed if isinstance(parsed, list) else parsed.get("neuron_devices", parsed.get("mlas", []))
-    devices = []
-    for position, entry in enumerate(_mappings(listed)):
-        ids = entry.get("neuroncore_ids")
-        core_ids = tuple(_integer(value) for value in ids) if isinstance(ids, list) else ()
-        devices.append(
-            Device(
-                index=_integer(entry.get("neuron_device"), position),
-                cores=_integer(entry.get("nc_count"), len(core_ids)),
-                core_ids=core_ids,
-                memory_bytes=_integer(entry.get("memory_size")),
-                processes=tuple(
-                    (_integer(process.get("pid")), str(process.get("command", "")))
-                    for process in _mappings(entry.get("neuron_processes"))
-                ),
-            )
-        )
-    return tuple(devices)
-
-
 def core_use(samples: Iterable[MonitorSample]) -> CoreUse:
     """What the newest samples of all nodes say together; one sample per node."""
     listed = list(samples)
@@ -187,8 +149,8 @@ def _at(value: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
     return current
 
 
-def _integer(value: Any, default: int = 0) -> int:
-    return int(value) if isinstance(value, int | float) and not isinstance(value, bool) and value == value else default
+def _integer(value: Any) -> int:
+    return int(value) if isinstance(value, int | float) and not isinstance(value, bool) and value == value else 0
 
 
 def _float(counters: Any, key: str) -> float:

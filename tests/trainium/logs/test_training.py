@@ -71,7 +71,7 @@ def test_steps_are_taken_once_and_timed_by_the_clock_of_the_bar() -> None:
     assert [point.step for point in progress.points] == [1, 2, 4]
     assert progress.points[0].elapsed == 30.0
     assert (progress.step, progress.seconds_per_step, progress.eta_seconds) == (4, 10.0, 20.0)
-    assert progress.healthy
+    assert not progress.problems
     assert not progress.finished
 
 
@@ -102,13 +102,13 @@ def test_checkpoints_with_their_durations() -> None:
 
 def test_the_positive_end() -> None:
     progress = read(bar(1, "00:30") + "\n" + END, max_steps=6)
-    assert (progress.finished, progress.healthy, progress.step) == (True, True, 6)
+    assert (progress.finished, progress.problems, progress.step) == (True, (), 6)
 
 
 def test_an_end_without_the_marker_is_a_problem() -> None:
     log = TrainingLog(Path("output.log"))
     log.feed(bar(1, "00:30").encode())
-    assert log.progress.healthy
+    assert not log.progress.problems
     log.close()
     assert [problem.rule for problem in log.progress.problems] == ["no-end-marker"]
 
@@ -124,14 +124,13 @@ def test_problems_of_jobs_that_exit_0() -> None:
     }
     for rule, line in lines.items():
         assert [p.rule for p in read(line + "\n" + END, expect_resume=True).problems] == [rule]
-    assert read(lines["from-scratch"] + "\n").healthy
-    assert read("| 3/6 [00:30<?, loss=nan, reduced_train_loss=2.5, global_step=3.0]\n").healthy
-    assert read(bar(3, "00:30", "nan") + "\n", stage="compile").healthy
+    assert not read(lines["from-scratch"] + "\n").problems
+    assert not read("| 3/6 [00:30<?, loss=nan, reduced_train_loss=2.5, global_step=3.0]\n").problems
 
 
 def test_errors_that_a_job_may_survive_explain_and_do_not_decide() -> None:
     progress = read("ERROR  TDRV:log_dev_mem   Failed to allocate 4.000GB (usage: tensors) on ND 0:NC 4\n")
-    assert progress.healthy
+    assert not progress.problems
     assert [d.rule for d in progress.diagnoses] == ["device-memory"]
 
 

@@ -1,11 +1,11 @@
-"""neuron-monitor and neuron-ls, complete, idle, odd and broken."""
+"""neuron-monitor, complete, idle, odd and broken."""
 
 import json
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainium.monitor.neuron_monitor import CoreUse, core_use, parse_neuron_ls, parse_neuron_monitor
+from trainium.monitor.neuron_monitor import CoreUse, core_use, parse_neuron_monitor
 
 GIB = 1 << 30
 
@@ -113,18 +113,3 @@ def test_odd_values_never_raise(odd: dict[str, object]) -> None:
     core_use([sample])
     inner = {"neuron_runtime_data": [{"report": odd}]}
     assert parse_neuron_monitor(json.dumps(inner)) is not None
-    parse_neuron_ls(json.dumps([odd]))
-
-
-def test_neuron_ls() -> None:
-    text = (
-        '[{"neuron_device":0,"bdf":"10:1c.0","nc_count":2,"memory_size":34359738368,"neuroncore_ids":[0,1],'
-        '"neuron_processes":[{"pid":7,"command":"python"}],"new":1},{"neuron_device":1}]'
-    )
-    devices = parse_neuron_ls(text)
-    assert devices is not None
-    assert (devices[0].cores, devices[0].core_ids, devices[0].memory_bytes) == (2, (0, 1), 32 * GIB)
-    assert devices[0].processes == ((7, "python"),)
-    assert (devices[1].index, devices[1].cores) == (1, 0)
-    assert parse_neuron_ls("") == ()
-    assert parse_neuron_ls("neuron-ls: error") is None
