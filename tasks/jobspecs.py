@@ -49,7 +49,7 @@ class Site:
 
 
 def base_config(site: Site) -> dict[str, Any]:
-    """The base model's config.json. Raises BaseModelError (a UserError) when it is not there or no JSON object."""
+    """The base model's config.json. Raises UserError when it is not there or no JSON object."""
     return read_object(site.places.base / "config.json")
 
 

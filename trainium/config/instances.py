@@ -47,7 +47,8 @@ def _device(
     )
 
 
-# Devices, cores and memory per core: reference/neuron.md; vCPUs and host memory: the EC2 instance pages.
+# Devices, cores and memory per core: AWS Neuron documentation, architecture pages of trn1 and trn2 (LNC 2); vCPUs and
+# host memory: the EC2 instance pages.
 INSTANCES: dict[InstanceName, InstanceType] = {
     "trn1.2xlarge": _device("trn1.2xlarge", "trn1", 1, 2, 16, 32, 8),
     "trn1.32xlarge": _device("trn1.32xlarge", "trn1", 16, 32, 16, 512, 128),

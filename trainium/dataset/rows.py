@@ -1,5 +1,4 @@
-"""Rows of a JSON or JSON Lines file as pairs of prompt and response, one at a time, and what is wrong with the "
-"others."""
+"""Rows of a JSON or JSON Lines file as pairs of prompt and response, one at a time, and what is wrong with others."""
 
 import codecs
 import json

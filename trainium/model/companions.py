@@ -2,7 +2,7 @@
 
 They are copied byte for byte. Where a value must change, a JSON file is read and written with that one key changed, as
 the tutorial does with jq; no library ever writes them, because transformers 5 would turn `rope_theta` and `torch_dtype`
-into spellings that the trainer's transformers 4.52 does not read (reference/neuron.md, "Transformers 4 and 5").
+into spellings that the trainer's transformers 4.52 does not read.
 """
 
 import json

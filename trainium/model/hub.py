@@ -23,8 +23,7 @@ _PARALLEL_FILES = 4
 
 @dataclass(frozen=True)
 class FileReport:
-    """One verified file. `digest` is `sha256:…` (stored by LFS) or `git-sha1:…` (stored by git), as the hub states "
-    "it."""
+    """One verified file. `digest`, as the hub states it: `sha256:…` (stored by LFS) or `git-sha1:…` (stored by git)."""
 
     path: str
     bytes: int
@@ -192,8 +191,7 @@ def _digest(file: RepoFile) -> str:
 
 
 def _forget_transfers(folder: Path) -> None:
-    """huggingface_hub's book-keeping and the parts of killed processes, which it never reads again; the digests "
-    "are the proof."""
+    """Remove huggingface_hub's book-keeping and the parts of killed processes, which it never reads again."""
     cache = folder / ".cache"
     shutil.rmtree(cache / "huggingface", ignore_errors=True)
     if cache.is_dir() and not any(cache.iterdir()):

@@ -3,8 +3,8 @@
     python -m trainium.model.nxdt_converter prepare BASE OUT_FILE
 
 Without a hub name and with a single-file input it never asks for a token (the tutorial edits the installed package for
-that). Its options are those of NxD's scripts/checkpoint_converter.py; what that one converts wrongly, mostly
-with exit code 0 (measured, reference/checkpoints.md), is refused here.
+that). Its options are those of NxD's scripts/checkpoint_converter.py; what that one converts wrongly, mostly with exit
+code 0 (measured, NxD 2.29), is refused here.
 """
 
 import argparse

@@ -74,7 +74,7 @@ def this_instance() -> Instance:
 
 
 def check_cores(instance: Instance, cores: int) -> None:
-    """What the runtime says when it cannot give a process the cores it asks for (reference/failures.md)."""
+    """What the runtime says when it cannot give a process the cores it asks for (libnrt's own lines)."""
     if not instance.has_rules:
         return
     if cores > instance.cores:

@@ -1,4 +1,4 @@
-"""The log formats of the real toolchain, so that whatever reads its logs can be rehearsed (reference/failures.md)."""
+"""The log formats of the real toolchain, so that whatever reads its logs can be rehearsed."""
 
 import os
 import time

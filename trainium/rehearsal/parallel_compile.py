@@ -1,7 +1,7 @@
 """`neuron_parallel_compile`: extract the graphs of a training command in a trial run, then compile them.
 
-Output, exit codes and results file as the real one (reference/neuron.md, reference/failures.md). Each call has its own
-work directory: the real one shares a directory per user and node, which is why two of them destroy each other.
+Output, exit codes and results file as those of libneuronxla's neuron_parallel_compile. Each call has its own work
+directory: the real one shares a directory per user and node, which is why two of them destroy each other.
 """
 
 import json

@@ -1,7 +1,7 @@
 """What the trainer reads from the config, and what the real one does with it before it starts.
 
 The names are the YAML's. Sources: NxDT `training_orchestrator.py` (process_config), `hf_models/llama_model.py`,
-`exp_manager.py`, `data/base.py`; see reference/neuron.md.
+`exp_manager.py`, `data/base.py`.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Loading and saving the training state in NxD's layout (reference/checkpoints.md).
+"""Loading and saving the training state in NxD's layout (NxD `trainer/checkpoint.py`).
 
 A checkpoint is written in NxD's order: `checkpoint`, `model/`, `optim/`, `user_content.pt`, `done`. The optimizer's
 shards hold the fp32 master weights and both moments under `master/`, `exp_avg/` and `exp_avg_sq/`, cut like the
