@@ -25,7 +25,7 @@ from tasks.jobspecs import (
     verify_nxd_job,
 )
 from tasks.launching import nxdt_paths
-from trainium.checkpoint.layout import Architecture
+from trainium.checkpoint.architecture import Architecture
 from trainium.config.deviations import ABSENT, DEVIATIONS
 from trainium.config.nxdt import Phase, nxdt_config, to_yaml, trainer_model_config
 from trainium.config.plan import Plan, plan

@@ -10,7 +10,7 @@ from tasks.context import Run
 from tasks.jobs import FinishedJob, run_job
 from tasks.jobspecs import base_config, converter_job, single_file, single_file_job, to_nxd_job, verify_nxd_job
 from tasks.stage import StageResult, run_stage
-from trainium.checkpoint.layout import Architecture
+from trainium.checkpoint.architecture import Architecture
 from trainium.model.nxdt_converter import Direction
 from trainium.run.records import Output, StageRecord
 from trainium.run.report import size

@@ -11,7 +11,7 @@ from tasks.context import Run
 from tasks.jobs import FinishedJob, run_job
 from tasks.jobspecs import Site, base_config, converter_job, export_job, merged_file
 from tasks.stage import StageResult, run_stage
-from trainium.checkpoint.layout import Architecture
+from trainium.checkpoint.architecture import Architecture
 from trainium.errors import StageFailed
 from trainium.files import write_atomic, write_json
 from trainium.model.nxdt_converter import Direction

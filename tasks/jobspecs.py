@@ -11,7 +11,8 @@ from typing import Any, Literal
 from blocks import Cluster, NeuronToolchain
 from slurm.spec import JobSpec
 from tasks.places import Places
-from trainium.checkpoint.layout import Architecture, Layout
+from trainium.checkpoint.architecture import Architecture
+from trainium.checkpoint.layout import Layout
 from trainium.config.instances import INSTANCES
 from trainium.config.rules import layout_of
 from trainium.config.schema import Recipe, StageResources

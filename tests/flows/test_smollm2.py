@@ -18,7 +18,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 from blocks import LocalCluster
 from flows.finetune import finetune
 from tasks.stage import STAGES
-from trainium.checkpoint.shards import read_shard, shard_path
+from trainium.checkpoint.paths import shard_path
+from trainium.checkpoint.shards import read_shard
 from trainium.run.folder import RunFolder
 from trainium.run.records import StageRecord
 

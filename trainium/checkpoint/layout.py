@@ -12,8 +12,6 @@ from typing import Any, Literal, get_args
 from trainium.checkpoint.architecture import Architecture
 from trainium.checkpoint.errors import LayoutError
 
-__all__ = ["Architecture", "InstanceFamily", "Layout", "Qkv"]
-
 Qkv = Literal["auto", "fused", "split", "coalesced", "plain"]
 InstanceFamily = Literal["trn1", "trn2"]
 

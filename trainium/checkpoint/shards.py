@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Literal
 
 from trainium.checkpoint.archive import Archive, StoredTensor, TensorReference, open_archive
 from trainium.checkpoint.errors import CheckpointError
-from trainium.checkpoint.paths import shard_path, tensor_folder
+from trainium.checkpoint.paths import tensor_folder
 from trainium.checkpoint.weights import TensorInfo, Weights, damaged
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-__all__ = ["Form", "open_shard", "read_shard", "shard_path", "tensor_files", "write_shard"]
 
 Form = Literal["inline", "per-tensor"]
 

@@ -16,17 +16,6 @@ from trainium.config.problems import explain, suggestion
 from trainium.config.schema import Recipe
 from trainium.errors import UserError
 
-__all__ = [
-    "RECIPES",
-    "Recipe",
-    "RecipeError",
-    "difference",
-    "frozen_part",
-    "known_recipes",
-    "load_recipe",
-    "recipe_yaml",
-]
-
 # `trainium` may not import `deployments`; the files beside it may be read.
 RECIPES = Path(__file__).parents[2] / "deployments" / "recipes"
 BASE = "base"

@@ -4,8 +4,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from trainium.checkpoint.architecture import Architecture
 from trainium.checkpoint.huggingface import open_weights, read_config
-from trainium.checkpoint.layout import Architecture, Layout
+from trainium.checkpoint.layout import Layout
 from trainium.checkpoint.plan import EMBEDDING, source_shapes
 from trainium.checkpoint.training import missing_parts
 from trainium.checkpoint.weights import FloatDtype, TensorInfo, check_dtype

@@ -4,9 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainium.checkpoint.architecture import Architecture
 from trainium.checkpoint.convert import open_ranks, to_hf
 from trainium.checkpoint.huggingface import open_weights, plan_files, write_index, write_safetensors
-from trainium.checkpoint.layout import Architecture, Layout
+from trainium.checkpoint.layout import Layout
 from trainium.checkpoint.merge import CopyDifference
 from trainium.checkpoint.plan import HEAD, source_shapes
 from trainium.checkpoint.shards import write_shard

@@ -12,8 +12,9 @@ import sys
 from enum import StrEnum
 from pathlib import Path
 
+from trainium.checkpoint.architecture import Architecture
 from trainium.checkpoint.huggingface import open_weights, read_config
-from trainium.checkpoint.layout import Architecture, Layout
+from trainium.checkpoint.layout import Layout
 from trainium.checkpoint.plan import EMBEDDING, source_shapes
 from trainium.checkpoint.shards import write_shard
 from trainium.errors import UserError

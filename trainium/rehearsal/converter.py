@@ -12,10 +12,11 @@ from pathlib import Path
 
 import torch
 
-from trainium.checkpoint.layout import Architecture, Layout, Qkv
+from trainium.checkpoint.architecture import Architecture
+from trainium.checkpoint.layout import Layout, Qkv
 from trainium.checkpoint.merge import merge
-from trainium.checkpoint.paths import find_shards
-from trainium.checkpoint.shards import open_shard, shard_path, write_shard
+from trainium.checkpoint.paths import find_shards, shard_path
+from trainium.checkpoint.shards import open_shard, write_shard
 from trainium.checkpoint.split import split
 from trainium.checkpoint.weights import TensorInfo
 from trainium.rehearsal.lines import BANNER, say

@@ -34,7 +34,7 @@ def write_model(folder: Path, *, seed: int = 0, **sizes: Any) -> None:
     import torch
     from safetensors.torch import save_file
 
-    from trainium.checkpoint.layout import Architecture
+    from trainium.checkpoint.architecture import Architecture
 
     config = _config(SIZES | sizes)
     architecture = Architecture.from_config(config)

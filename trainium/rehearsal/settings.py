@@ -13,7 +13,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from trainium.checkpoint.layout import Architecture, Layout, Qkv
+from trainium.checkpoint.architecture import Architecture
+from trainium.checkpoint.layout import Layout, Qkv
 from trainium.rehearsal import known_keys
 from trainium.rehearsal.devices import Instance
 from trainium.rehearsal.lines import say

@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from trainium.checkpoint.convert import to_hf, to_nxd
 from trainium.checkpoint.layout import Layout
-from trainium.checkpoint.shards import read_shard, shard_path, write_shard
+from trainium.checkpoint.paths import shard_path
+from trainium.checkpoint.shards import read_shard, write_shard
 from trainium.checkpoint.weights import TensorInfo
 from trainium.files import read_json
 from trainium.model import export

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainium.checkpoint.layout import Architecture, Layout
+from trainium.checkpoint.architecture import Architecture
+from trainium.checkpoint.layout import Layout
 from trainium.errors import UserError
 from trainium.model import nxdt_converter
 from trainium.model.nxdt_converter import (

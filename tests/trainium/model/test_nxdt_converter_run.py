@@ -8,9 +8,10 @@ from pathlib import Path
 import torch
 
 import trainium
+from trainium.checkpoint.architecture import Architecture
 from trainium.checkpoint.convert import to_nxd
 from trainium.checkpoint.huggingface import open_weights, read_config
-from trainium.checkpoint.layout import Architecture, Layout
+from trainium.checkpoint.layout import Layout
 from trainium.checkpoint.verify import verify_nxd
 from trainium.model.nxdt_converter import (
     FULL_STATE,

@@ -12,7 +12,8 @@ import torch
 
 from trainium.checkpoint.convert import to_nxd
 from trainium.checkpoint.layout import Layout
-from trainium.checkpoint.shards import read_shard, shard_path
+from trainium.checkpoint.paths import shard_path
+from trainium.checkpoint.shards import read_shard
 from trainium.rehearsal.world import World
 
 if TYPE_CHECKING:

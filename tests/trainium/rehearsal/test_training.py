@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from trainium.checkpoint.shards import read_shard, shard_path
+from trainium.checkpoint.paths import shard_path
+from trainium.checkpoint.shards import read_shard
 
 if TYPE_CHECKING:
     from tests.trainium.rehearsal.conftest import Toolchain, Workspace

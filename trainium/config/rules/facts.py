@@ -7,8 +7,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from trainium.checkpoint.architecture import Architecture
 from trainium.checkpoint.errors import ArchitectureError
-from trainium.checkpoint.layout import Architecture, Layout
+from trainium.checkpoint.layout import Layout
 from trainium.config.instances import INSTANCES, InstanceType
 from trainium.config.schema import Recipe
 from trainium.model.companions import read_object

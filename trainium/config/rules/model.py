@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from trainium.checkpoint.architecture import Architecture
 from trainium.checkpoint.errors import ArchitectureError
-from trainium.checkpoint.layout import Architecture
 from trainium.config.rules.facts import Facts, Finding
 
 NXDT_LLAMA = "neuronx-distributed-training, hf_models/llama_model.py"
