@@ -12,7 +12,11 @@ Duration = Annotated[str, Field(pattern=r"^([0-9]{1,4}-)?[0-9]{1,4}:[0-5][0-9]:[
 Memory = Annotated[str, Field(pattern=r"^[1-9][0-9]*[KMGT]$")]
 # No blank, quote or leading dash gets as far as a job script; the finer rules per option are Slurm's.
 SlurmWord = Annotated[str, Field(pattern=r"^[A-Za-z0-9(\[_][A-Za-z0-9_.,:;+@%&|()\[\]*-]*$")]
-Positive = Annotated[int, Field(ge=1)]
+# What NxDT, Slurm and C libraries take for a count; a digit too many is refused and not worked with.
+LARGEST = 2**31 - 1
+Positive = Annotated[int, Field(ge=1, le=LARGEST)]
+Count = Annotated[int, Field(ge=0, le=LARGEST)]
+Few = Annotated[int, Field(ge=1, le=10_000)]  # what rules go through one by one
 
 
 def is_repository(source: str) -> bool:
@@ -32,7 +36,7 @@ def given(hint: str) -> BeforeValidator:
 
 
 def keep_two(value: int) -> int:
-    if value == -1 or value >= 2:
+    if value == -1 or 2 <= value <= LARGEST:
         return value
     raise ValueError(
         "at least 2 are needed, or -1 for all: with one, an interrupted save leaves nothing to resume from"

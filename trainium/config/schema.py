@@ -10,7 +10,9 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from trainium.config.fields import (
+    Count,
     Duration,
+    Few,
     FileName,
     Folder,
     Memory,
@@ -39,10 +41,10 @@ class Expected(Section):
     Stands in for config.json in an offline dry run and is compared with it as soon as it is there.
     """
 
-    layers: Positive = Field(description="Number of transformer layers (num_hidden_layers).")
+    layers: Few = Field(description="Number of transformer layers (num_hidden_layers).")
     hidden_size: Positive = Field(description="Width of the residual stream (hidden_size).")
-    heads: Positive = Field(description="Number of query heads (num_attention_heads).")
-    kv_heads: Positive = Field(description="Number of key/value heads (num_key_value_heads).")
+    heads: Few = Field(description="Number of query heads (num_attention_heads).")
+    kv_heads: Few = Field(description="Number of key/value heads (num_key_value_heads).")
 
 
 class Model(Section):
@@ -131,7 +133,7 @@ class Training(Section):
     global_batch_size: Positive = Field(description="Samples per optimizer step over all nodes.")
     micro_batch_size: Positive = Field(description="Samples per forward pass of one replica; limited by core memory.")
     learning_rate: float = Field(gt=0, description="Peak learning rate; warms up and falls linearly to 0.")
-    warmup_steps: int = Field(ge=0, description="Steps over which the learning rate rises from 0.")
+    warmup_steps: Count = Field(description="Steps over which the learning rate rises from 0.")
     weight_decay: float = Field(ge=0, description="AdamW's weight decay.")
     layer_norm_weight_decay: bool = Field(description="NxDT's do_layer_norm_weight_decay, with its meaning there.")
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
@@ -202,7 +204,7 @@ class Evaluate(Section):
     """Comparison of base and tuned model on held-out rows."""
 
     rows: Positive = Field(description="Held-out rows used for the loss.")
-    samples: int = Field(ge=0, description="Prompts whose answers are shown.")
+    samples: Count = Field(description="Prompts whose answers are shown.")
     max_new_tokens: Positive = Field(description="Longest answer, in tokens.")
 
 

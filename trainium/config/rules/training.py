@@ -1,11 +1,10 @@
 """Rules about steps, checkpoints, precision and jobs."""
 
+import math
 from collections.abc import Iterator
 
 from trainium.config.rules.facts import Facts, Finding
 from trainium.config.schema import StageResources
-
-NXDT_LAUNCHER = "neuronx-distributed-training, examples/training_orchestrator.py"
 
 NXDT_WEIGHT_DECAY = 0.01  # fixed in NxDT's parameter groups, whatever the config says
 
@@ -16,7 +15,8 @@ def cadence(facts: Facts) -> Iterator[Finding]:
     steps, every = training.max_steps, training.checkpoint_every
     if steps % every == 0:
         return
-    divisors = [value for value in range(1, steps + 1) if steps % value == 0]
+    small = [value for value in range(1, math.isqrt(steps) + 1) if steps % value == 0]
+    divisors = sorted({*small, *(steps // value for value in small)})
     nearest = min(divisors, key=lambda value: abs(value - every))
     below, above = steps // every * every, (steps // every + 1) * every
     yield Finding(
