@@ -19,12 +19,12 @@ from tasks.jobspecs import (
     launch_job,
     launch_of,
     merged_file,
+    nxdt_paths,
     single_file,
     single_file_job,
     to_nxd_job,
     verify_nxd_job,
 )
-from tasks.launching import nxdt_paths
 from trainium.checkpoint.architecture import Architecture
 from trainium.config.deviations import ABSENT, DEVIATIONS
 from trainium.config.nxdt import Phase, nxdt_config, to_yaml, trainer_model_config

@@ -13,8 +13,8 @@ from slurm.spec import JobSpec
 from tasks.places import Places
 from trainium.checkpoint.architecture import Architecture
 from trainium.checkpoint.layout import Layout
-from trainium.config.instances import INSTANCES
-from trainium.config.rules import layout_of
+from trainium.config.nxdt import NxdtPaths, Phase
+from trainium.config.rules import Facts, layout_of
 from trainium.config.schema import Recipe, StageResources
 from trainium.launch import Launch
 from trainium.model.companions import read_object
@@ -43,10 +43,9 @@ class Site:
         return layout_of(self.recipe)
 
     @property
-    def devices(self) -> int:
-        """Training processes (cores) per node."""
-        parallelism = self.recipe.parallelism
-        return INSTANCES[self.recipe.instance_type].cores_for(parallelism.tensor, parallelism.pipeline)
+    def cores(self) -> int:
+        """Cores per node; each has a training process."""
+        return Facts(self.recipe, None).cores
 
 
 def base_config(site: Site) -> dict[str, Any]:
@@ -94,7 +93,7 @@ def converter_job(site: Site, job: Path, direction: Direction, source: Path, out
     )
 
 
-def launch_job(site: Site, job: Path, phase: Literal["compile", "train"]) -> JobSpec:
+def launch_job(site: Site, job: Path, phase: Phase) -> JobSpec:
     """Compile or train: one task per node, each running the launch script of the job's folder."""
     resources = site.recipe.resources
     return _job(
@@ -109,22 +108,31 @@ def launch_job(site: Site, job: Path, phase: Literal["compile", "train"]) -> Job
     )
 
 
-def launch_of(site: Site, job: Path, phase: Literal["compile", "train"], config: Path) -> Launch:
+def launch_of(site: Site, job: Path, phase: Phase, config: Path) -> Launch:
     """The launch script's values for one attempt."""
     return Launch(
         phase=phase,
         examples=site.toolchain.examples,
         config=config,
         cache=site.places.cache,
-        log_folder=log_folder(site, phase),
+        log_folder=nxdt_paths(site).log_folder(phase),
         version=site.folder.name,
-        devices=site.devices,
+        cores=site.cores,
     )
 
 
-def log_folder(site: Site, phase: Literal["compile", "train"]) -> Path:
-    """NxDT's log folder. The trial run of a compile writes no checkpoints, but NeMo makes folders: they stay apart."""
-    return site.places.experiment if phase == "train" else site.places.experiment / "compile"
+def nxdt_paths(site: Site) -> NxdtPaths:
+    """Where the trainer finds and leaves things."""
+    places = site.places
+    return NxdtPaths(
+        base=places.base,
+        model_config=site.folder.config / "config.json",
+        train=places.train_rows,
+        validation=places.validation_rows,
+        nxd=places.nxd,
+        experiment=places.experiment,
+        cache=places.cache,
+    )
 
 
 def export_job(site: Site, job: Path, checkpoint: Path, *, template: Path | None, card: Path) -> JobSpec:

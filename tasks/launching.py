@@ -1,18 +1,15 @@
 """What compile and train have in common: a generated NxDT config and a launch script."""
 
 from pathlib import Path
-from typing import Literal
 
 from slurm.spec import JobSpec
-from tasks.jobspecs import LAUNCH, Site, base_config, launch_job, launch_of
-from trainium.config.nxdt import NxdtPaths, ResumePoint, nxdt_config, to_yaml, trainer_model_config
+from tasks.jobspecs import LAUNCH, Site, base_config, launch_job, launch_of, nxdt_paths
+from trainium.config.nxdt import Phase, ResumePoint, nxdt_config, to_yaml, trainer_model_config
 from trainium.files import write_atomic, write_json
 from trainium.launch import render_launch
 
 
-def prepare_launch(
-    site: Site, job: Path, phase: Literal["compile", "train"], name: str, resume: ResumePoint | None = None
-) -> JobSpec:
+def prepare_launch(site: Site, job: Path, phase: Phase, name: str, resume: ResumePoint | None = None) -> JobSpec:
     """Write `config/<name>.yaml` and the job's launch script, and describe the job."""
     config = site.folder.config / f"{name}.yaml"
     base, paths = base_config(site), nxdt_paths(site)
@@ -20,16 +17,3 @@ def prepare_launch(
     write_atomic(config, to_yaml(nxdt_config(site.recipe, base, paths, phase, resume)))
     write_atomic(job / LAUNCH, render_launch(launch_of(site, job, phase, config)))
     return launch_job(site, job, phase)
-
-
-def nxdt_paths(site: Site) -> NxdtPaths:
-    places = site.places
-    return NxdtPaths(
-        base=places.base,
-        model_config=site.folder.config / "config.json",
-        train=places.train_rows,
-        validation=places.validation_rows,
-        nxd=places.nxd,
-        experiment=places.experiment,
-        cache=places.cache,
-    )

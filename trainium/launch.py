@@ -10,7 +10,8 @@ is a value in the config and no override on the command line: Hydra would parse 
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+
+from trainium.config.nxdt import Phase
 
 MISSING_CONFIG = 66  # EX_NOINPUT of sysexits.h
 MONITOR_SAMPLE = "neuron-monitor-{}.json"  # by node number, in the job's folder
@@ -32,15 +33,15 @@ _MONITOR = (
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """What differs between launches. All paths absolute; `devices` is the number of processes (cores) per node."""
+    """What differs between launches. All paths absolute; `cores`: of a node, one process each (NxDT: `devices`)."""
 
-    phase: Literal["compile", "train"]
+    phase: Phase
     examples: Path
     config: Path
     cache: Path
     log_folder: Path
     version: str
-    devices: int
+    cores: int
 
 
 def render_launch(launch: Launch) -> str:
@@ -74,7 +75,7 @@ def render_launch(launch: Launch) -> str:
         "",
         *monitor,
         f"{before}torchrun \\",
-        f"    --nproc_per_node {launch.devices} \\",
+        f"    --nproc_per_node {launch.cores} \\",
         '    --nnodes "$NTASKS" \\',
         '    --node_rank "$NODEID" \\',
         '    --master_addr "$MASTER_ADDR" \\',
@@ -82,7 +83,7 @@ def render_launch(launch: Launch) -> str:
         f"    {q(str(launch.examples / 'training_orchestrator.py'))} \\",
         f"    --config-path={q(str(launch.config.parent))} \\",
         f"    --config-name={q(launch.config.stem)} \\",
-        f"    trainer.devices={launch.devices} \\",
+        f"    trainer.devices={launch.cores} \\",
         '    trainer.num_nodes="$NTASKS"',
         "",
     ]

@@ -24,12 +24,13 @@ from flows.dry_run import dry_run
 from tasks.jobspecs import Site
 from tests.flows.recorders import Call, Recorders, differing, without_prefect
 from trainium.config.deviations import ABSENT, DEVIATIONS
-from trainium.config.nxdt import Phase, register_resolvers
+from trainium.config.nxdt import Phase
 from trainium.config.recipe import load_recipe
 from trainium.config.rules import Facts, layout_of
 from trainium.config.script_deviations import SCRIPT_DEVIATIONS, Step
 from trainium.model.companions import COPIED, read_chat_template
 from trainium.model.nxdt_converter import FULL_STATE
+from trainium.rehearsal.compose import register_resolvers
 from trainium.run.folder import RunFolder
 
 TUTORIAL = Path(__file__).parent / "tutorial"

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from blocks import LocalCluster, NeuronToolchain
-from tasks.jobspecs import Site, evaluate_job, export_job, launch_job, log_folder, to_nxd_job
-from tasks.launching import nxdt_paths
+from tasks.jobspecs import Site, evaluate_job, export_job, launch_job, nxdt_paths, to_nxd_job
 from trainium.config.recipe import load_recipe
 from trainium.run.folder import RunFolder
 
@@ -38,9 +37,9 @@ def test_a_local_model_is_read_where_it_is(tmp_path: Path) -> None:
 
 
 def test_trial_steps_of_a_compile_stay_out_of_the_experiment(tmp_path: Path) -> None:
-    here = site(tmp_path)
-    assert log_folder(here, "train") == here.places.experiment
-    assert log_folder(here, "compile") != here.places.experiment
+    paths = nxdt_paths(site(tmp_path))
+    assert paths.log_folder("train") == paths.experiment
+    assert paths.log_folder("compile") != paths.experiment
 
 
 @pytest.mark.parametrize(("nodes", "tasks"), [(1, 1), (4, 4)])

@@ -37,7 +37,7 @@ def launch(tmp_path: Path) -> Launch:
         cache=tmp_path / f"cache {NASTY}",
         log_folder=tmp_path / f"logs {NASTY}",
         version="r1",
-        devices=32,
+        cores=32,
     )
 
 

@@ -51,6 +51,10 @@ class NxdtPaths:
     experiment: Path
     cache: Path
 
+    def log_folder(self, phase: Phase) -> Path:
+        """NxDT's log folder. The trial steps of a compilation write no checkpoints, but NeMo makes folders: apart."""
+        return self.experiment / "compile" if phase == "compile" else self.experiment
+
 
 @dataclass(frozen=True)
 class ResumePoint:
@@ -116,12 +120,6 @@ def to_yaml(config: DictConfig) -> str:
     )
 
 
-def register_resolvers() -> None:
-    """NeMo's `multiply`, which the trainer brings along; needed by anyone else who resolves such a file."""
-    if not OmegaConf.has_resolver("multiply"):
-        OmegaConf.register_new_resolver("multiply", lambda left, right: left * right)
-
-
 def _trainer(recipe: Recipe, cores: int) -> dict[str, Any]:
     training = recipe.training
     return {
@@ -138,10 +136,9 @@ def _trainer(recipe: Recipe, cores: int) -> dict[str, Any]:
 
 def _experiment(recipe: Recipe, paths: NxdtPaths, phase: Phase) -> dict[str, Any]:
     training = recipe.training
-    folder = paths.experiment / "compile" if phase == "compile" else paths.experiment
     values = {
         "create_tensorboard_logger": training.tensorboard,
-        "explicit_log_dir": str(folder),
+        "explicit_log_dir": str(paths.log_folder(phase)),
         "checkpoint_callback_params.save_top_k": training.keep_checkpoints,
         "checkpoint_callback_params.filename": f"{recipe.checkpoint_name}--{{step}}-{{consumed_samples}}",
         "checkpoint_callback_params.every_n_train_steps": training.checkpoint_every,

@@ -11,12 +11,12 @@ from trainium.config.nxdt import (
     ResumePoint,
     UnknownShapeError,
     nxdt_config,
-    register_resolvers,
     to_yaml,
     trainer_model_config,
 )
 from trainium.config.recipe import load_recipe
 from trainium.config.schema import Recipe
+from trainium.rehearsal.compose import register_resolvers
 
 RUN = Path("/runs/one")
 
