@@ -1,5 +1,6 @@
 """Where jobs run."""
 
+import os
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -29,6 +30,10 @@ class Cluster(Protocol):
     python: Path
     adopt_within: timedelta
 
+    @property
+    def queue(self) -> str:
+        """Equal for two blocks whose jobs stand in one queue."""
+
     def scheduler(self) -> Scheduler: ...
 
 
@@ -54,6 +59,10 @@ class SlurmCluster(Block):
         description="How long a submission whose answer was lost is looked for before it is made again.",
     )
 
+    @property
+    def queue(self) -> str:
+        return f"slurm {self.slurm_conf or os.environ.get('SLURM_CONF', '')}"
+
     def scheduler(self) -> Scheduler:
         return SlurmScheduler(conf=self.slurm_conf)
 
@@ -72,6 +81,10 @@ class LocalCluster(Block):
         default=timedelta(seconds=2),
         description="How long a submission whose answer was lost is looked for before it is made again.",
     )
+
+    @property
+    def queue(self) -> str:
+        return f"local {self.runs}"
 
     def scheduler(self) -> Scheduler:
         return LocalScheduler(self.runs / ".local-jobs")

@@ -4,12 +4,12 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from tasks.context import Run
-from tasks.jobs import failure_lines, run_job
+from tasks.jobs import failure_lines, output, run_job
 from tasks.launching import prepare_launch
 from tasks.stage import StageResult, run_stage
 from trainium.errors import StageFailed
 from trainium.logs.compile_gate import CompileVerdict, compile_gate
-from trainium.run.records import Output, StageRecord
+from trainium.run.records import StageRecord
 from trainium.run.report import size
 
 
@@ -41,7 +41,7 @@ async def _compile(run: Run) -> StageResult:
         run.folder.end_attempt("compile", job.note, succeeded=False)
         raise StageFailed(_refusal(verdict, job.note.id, str(job.folder.log), failure_lines(job.folder)))
     return StageResult(
-        outputs=(Output.of(run.places.cache),),
+        outputs=(output(run.places.cache, (job,)),),
         jobs=(job.note,),
         verified=(verdict.summary,),
         facts={"total": verdict.total, "cached": verdict.cached},

@@ -1,12 +1,24 @@
 """What every stage of a run is given."""
 
+import asyncio
 from collections.abc import Iterable
+from weakref import WeakKeyDictionary
 
-from blocks import HuggingFaceHub, S3Storage
+from blocks import Cluster, HuggingFaceHub, S3Storage
 from slurm.watcher import Watcher
 from tasks.jobspecs import Site
 from tasks.listening import Listener
 from trainium.run.lease import Lease
+
+_watchers: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Watcher]] = WeakKeyDictionary()
+
+
+def watcher_of(cluster: Cluster) -> Watcher:
+    """The one watcher of a cluster in this event loop: however many runs, its queue is asked once for all of them."""
+    watchers = _watchers.setdefault(asyncio.get_running_loop(), {})
+    if cluster.queue not in watchers:
+        watchers[cluster.queue] = Watcher(cluster.scheduler())
+    return watchers[cluster.queue]
 
 
 class Run:
@@ -33,7 +45,7 @@ class Run:
         self.storage = storage
         self.listeners = tuple(listeners)
         self.scheduler = site.cluster.scheduler()
-        self.watcher = Watcher(self.scheduler)
+        self.watcher = watcher_of(site.cluster)
 
     def progress(self, stage: str, text: str, fraction: float | None = None) -> None:
         """Tell everybody who listens how far a stage is."""

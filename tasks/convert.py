@@ -7,12 +7,12 @@ from prefect.cache_policies import NO_CACHE
 
 from slurm.spec import JobSpec
 from tasks.context import Run
-from tasks.jobs import FinishedJob, run_job
+from tasks.jobs import FinishedJob, output, run_job
 from tasks.jobspecs import base_config, converter_job, single_file, single_file_job, to_nxd_job, verify_nxd_job
 from tasks.stage import StageResult, run_stage
 from trainium.checkpoint.architecture import Architecture
 from trainium.model.nxdt_converter import Direction
-from trainium.run.records import Output, StageRecord
+from trainium.run.records import StageRecord
 from trainium.run.report import size
 
 
@@ -53,7 +53,7 @@ def _result(run: Run, jobs: tuple[FinishedJob, ...]) -> StageResult:
     report = jobs[-1].report()
     checked = report["verification"]
     return StageResult(
-        outputs=(Output.of(run.places.nxd),),
+        outputs=(output(run.places.nxd, jobs),),
         jobs=tuple(job.note for job in jobs),
         verified=(
             f"{checked['shards']} shards, {size(checked['bytes'])}: every one of {checked['tensors']} tensors equal to "

@@ -8,14 +8,14 @@ from prefect.cache_policies import NO_CACHE
 
 from slurm.spec import JobSpec
 from tasks.context import Run
-from tasks.jobs import FinishedJob, run_job
+from tasks.jobs import FinishedJob, output, run_job
 from tasks.jobspecs import Site, base_config, converter_job, export_job, merged_file
 from tasks.stage import StageResult, run_stage
 from trainium.checkpoint.architecture import Architecture
 from trainium.errors import StageFailed
 from trainium.files import write_atomic, write_json
 from trainium.model.nxdt_converter import Direction
-from trainium.run.records import Output, StageRecord
+from trainium.run.records import StageRecord
 
 
 @task(name="export", task_run_name="export", cache_policy=NO_CACHE)
@@ -35,7 +35,7 @@ async def _export(run: Run) -> StageResult:
     report = jobs[-1].report()
     merged_file(run.site).unlink(missing_ok=True)  # as large as the model; its content is in the export
     return StageResult(
-        outputs=(Output.of(run.places.export),),
+        outputs=(output(run.places.export, jobs),),
         jobs=tuple(job.note for job in jobs),
         verified=tuple(report["verified"]),
         notes=tuple(report["notes"]),

@@ -1,7 +1,7 @@
 """One job of a stage: submitted once, watched to its end, adopted when somebody else submitted it."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,7 +20,8 @@ from trainium.errors import StageFailed
 from trainium.files import read_json
 from trainium.logs.diagnose import diagnose
 from trainium.logs.tail import last_lines
-from trainium.run.records import JobNote
+from trainium.run.folder import RunFolder
+from trainium.run.records import JobNote, Output
 
 TICK = 1.0  # seconds between two looks into a running job's log
 ASK_AGAIN = 10.0  # seconds between two tries to submit while the scheduler does not answer
@@ -34,19 +35,38 @@ Tick = Callable[[JobFolder], Awaitable[None]]
 class FinishedJob:
     """A job that ended with code 0."""
 
+    run: RunFolder
+    stage: str
     folder: JobFolder
     note: JobNote
 
     def report(self) -> dict[str, Any]:
-        """What the job wrote down about its work. Raises StageFailed when it did not."""
+        """What the job wrote down about its work. Raises StageFailed when that cannot be read."""
         path = self.folder.path / RESULT
         try:
             result: dict[str, Any] = read_json(path)
-        except FileNotFoundError as error:
-            raise StageFailed(
-                f"job {self.note.id} ended with code 0 but left no {path}; its log: {self.note.log}"
-            ) from error
+        except (FileNotFoundError, ValueError) as error:
+            raise _unusable((self,), path) from error
         return result
+
+
+def output(path: Path, jobs: Sequence[FinishedJob]) -> Output:
+    """What these jobs made together. Raises StageFailed when it is not there (any more)."""
+    try:
+        return Output.of(path)
+    except FileNotFoundError as error:
+        raise _unusable(jobs, path) from error
+
+
+def _unusable(jobs: Sequence[FinishedJob], path: Path) -> StageFailed:
+    """Only the ledger keeps the next start from adopting jobs that ended well, and from failing like this one."""
+    for job in jobs:
+        job.run.end_attempt(job.stage, job.note, succeeded=False)
+    last = jobs[-1]
+    return StageFailed(
+        f"{last.stage}: job {last.note.id} ended with code 0, but {path} is missing or damaged. Starting the run again "
+        f"does the work again.\n  log: {last.note.log}"
+    )
 
 
 async def run_job(
@@ -72,7 +92,7 @@ async def run_job(
     run.folder.end_attempt(stage, note, succeeded=outcome.succeeded)
     if not outcome.succeeded:
         raise StageFailed(failure_text(stage, folder, outcome, nodes=spec.nodes))
-    return FinishedJob(folder, note)
+    return FinishedJob(run.folder, stage, folder, note)
 
 
 def next_attempt(run: Run, stage: str) -> int:

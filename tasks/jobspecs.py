@@ -12,12 +12,12 @@ from blocks import Cluster, NeuronToolchain
 from slurm.spec import JobSpec
 from tasks.places import Places
 from trainium.checkpoint.architecture import Architecture
+from trainium.checkpoint.huggingface import read_config
 from trainium.checkpoint.layout import Layout
 from trainium.config.nxdt import NxdtPaths, Phase
 from trainium.config.rules import Facts, layout_of
 from trainium.config.schema import Recipe, StageResources
 from trainium.launch import Launch
-from trainium.model.companions import read_object
 from trainium.model.nxdt_converter import FULL_STATE, SCRIPT, Direction, converter_argv, converter_env
 from trainium.run.folder import RunFolder
 
@@ -50,7 +50,7 @@ class Site:
 
 def base_config(site: Site) -> dict[str, Any]:
     """The base model's config.json. Raises UserError when it is not there or no JSON object."""
-    return read_object(site.places.base / "config.json")
+    return read_config(site.places.base)
 
 
 def to_nxd_job(site: Site, job: Path) -> JobSpec:

@@ -50,6 +50,8 @@ async def run_stage(
         _tell(run, done, skipped=True)
         await show_record(done)
         return done
+    if fallen := run.folder.record(stage):
+        run.folder.retire(fallen)
     for listener in run.listeners:
         listener.started(stage)
     began, clock = now(), time.monotonic()
