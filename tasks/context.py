@@ -45,7 +45,11 @@ class Run:
         self.storage = storage
         self.listeners = tuple(listeners)
         self.scheduler = site.cluster.scheduler()
-        self.watcher = watcher_of(site.cluster)
+
+    @property
+    def watcher(self) -> Watcher:
+        """Needs a running event loop."""
+        return watcher_of(self.site.cluster)
 
     def progress(self, stage: str, text: str, fraction: float | None = None) -> None:
         """Tell everybody who listens how far a stage is."""
