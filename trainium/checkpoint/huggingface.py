@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from trainium.checkpoint.errors import CheckpointError
 from trainium.checkpoint.shards import open_shard
 from trainium.checkpoint.weights import ITEM_BYTES, TensorInfo, Weights, damaged
-from trainium.files import read_json, sync_folder
+from trainium.files import sync_folder
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,17 +37,22 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """A model's config.json, given the file or its folder."""
+    """A model's config.json, given the file or its folder. Raises CheckpointError as `read_object`."""
     file = path / "config.json" if path.is_dir() else path
+    if not file.exists():
+        raise CheckpointError(f"{file} does not exist; a Hugging Face model folder has a config.json")
+    return read_object(file)
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file. Raises CheckpointError naming the file when it is missing or something else."""
     try:
-        config = read_json(file)
-    except FileNotFoundError:
-        raise CheckpointError(f"{file} does not exist; a Hugging Face model folder has a config.json") from None
+        value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        damaged(file, error)
-    if not isinstance(config, dict):
-        raise CheckpointError(f"{file} holds a {type(config).__name__}, not a model configuration")
-    return config
+        raise CheckpointError(f"{path} cannot be read as JSON: {error}. Download or copy it again.") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} holds a JSON {type(value).__name__}, not an object. Download or copy it again.")
+    return value
 
 
 def open_weights(path: Path) -> Weights:
@@ -137,7 +142,7 @@ def _open_safetensors(path: Path) -> Weights:
 
 
 def _open_index(path: Path) -> Weights:
-    index = read_config(path)
+    index = read_object(path)
     weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
         raise CheckpointError(f"{path} has no weight_map from tensor names to file names")

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainium.checkpoint.huggingface import read_object
 from trainium.errors import UserError
 from trainium.files import write_atomic
 
@@ -61,17 +62,6 @@ def config_changes(config: Mapping[str, Any], *, untied: bool, dtype: str | None
         keys = spellings or ["torch_dtype"]
         changes += [Change("config.json", key, config.get(key), dtype) for key in keys if config.get(key) != dtype]
     return tuple(changes)
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`. Raises UserError naming the file when it is missing or something else."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read as JSON: {error}. Download the base model again.") from None
-    if not isinstance(value, dict):
-        raise UserError(f"{path} holds a JSON {type(value).__name__}, not an object. Download the base model again.")
-    return value
 
 
 def changed_json(text: str, changes: Mapping[str, Any]) -> str:

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from trainium.checkpoint.huggingface import open_weights
+from trainium.checkpoint.huggingface import open_weights, read_object
 from trainium.checkpoint.layout import Layout
 from trainium.checkpoint.merge import CopyDifference
 from trainium.checkpoint.plan import HEAD
 from trainium.checkpoint.verify import Comparison, TensorComparison, compare_hf, compare_tensors, verify_nxd
 from trainium.checkpoint.weights import FloatDtype
 from trainium.model import loading
-from trainium.model.companions import TEMPLATE_FILE, Change, companion_files, read_object
+from trainium.model.companions import TEMPLATE_FILE, Change, companion_files
 
 _NEW_TOKENS = 8
 

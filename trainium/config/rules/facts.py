@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 from trainium.checkpoint.architecture import Architecture
 from trainium.checkpoint.errors import ArchitectureError
+from trainium.checkpoint.huggingface import read_config
 from trainium.checkpoint.layout import Layout
 from trainium.config.instances import INSTANCES, InstanceType
 from trainium.config.schema import Recipe
-from trainium.model.companions import read_object
 
 Severity = Literal["error", "warning", "note"]
 
@@ -119,5 +119,5 @@ def read_model_config(recipe: Recipe) -> dict[str, Any] | None:
     for folder in folders:
         path = Path(folder) / "config.json"
         if path.is_file():
-            return read_object(path)
+            return read_config(path)
     return None
