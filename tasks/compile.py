@@ -41,7 +41,7 @@ async def _compile(run: Run) -> StageResult:
         run.folder.end_attempt("compile", job.note, succeeded=False)
         raise StageFailed(_refusal(verdict, job.note.id, str(job.folder.log), failure_lines(job.folder)))
     return StageResult(
-        outputs=(output(run.places.cache, (job,)),),
+        outputs=(output(run.places.cache, (job,), shared=True),),
         jobs=(job.note,),
         verified=(verdict.summary,),
         facts={"total": verdict.total, "cached": verdict.cached},

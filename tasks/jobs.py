@@ -50,10 +50,10 @@ class FinishedJob:
         return result
 
 
-def output(path: Path, jobs: Sequence[FinishedJob]) -> Output:
+def output(path: Path, jobs: Sequence[FinishedJob], *, shared: bool = False) -> Output:
     """What these jobs made together. Raises StageFailed when it is not there (any more)."""
     try:
-        return Output.of(path)
+        return Output.of(path, shared=shared)
     except FileNotFoundError as error:
         raise _unusable(jobs, path) from error
 

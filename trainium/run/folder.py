@@ -35,6 +35,10 @@ def check_run_name(name: str) -> str:
     return name
 
 
+class BrokenRun(UserError):
+    """The file that says what this run is cannot be read."""
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """Where everything of a run is. Making this object touches nothing; `start` does."""
@@ -87,7 +91,7 @@ class RunFolder:
     @property
     def uid(self) -> str:
         """Random, made with the folder: a deleted and remade run of the same name is another run."""
-        return str(read_json(self.path / "run.json")["uid"])
+        return str(self._ledger()["uid"])
 
     def start(
         self, recipe_yaml: str, frozen: Mapping[str, Any], difference: Callable[[Mapping[str, Any]], list[str]]
@@ -113,10 +117,11 @@ class RunFolder:
         if not path.exists():
             write_json(path, {"uid": secrets.token_hex(5), "created": now(), "name": self.name, "frozen": frozen})
             return
-        changed = difference(read_json(path)["frozen"])
+        ledger = self._ledger()
+        changed = difference(ledger["frozen"])
         if changed and not any(self.jobs.glob("*")):
             # Nothing was submitted with the old values: the first start was refused, and this one has them mended.
-            write_json(path, {**read_json(path), "frozen": frozen})
+            write_json(path, {**ledger, "frozen": frozen})
         elif changed:
             lines = "\n".join(f"  {line}" for line in changed)
             raise RecipeChanged(
@@ -125,11 +130,28 @@ class RunFolder:
                 "Write the old values, or give the new run another name."
             )
 
+    def _ledger(self) -> dict[str, Any]:
+        """run.json. Raises BrokenRun: without the uid in it nobody can tell this run's jobs from another's."""
+        path = self.path / "run.json"
+        try:
+            ledger = read_json(path)
+            if {"uid", "frozen"} <= ledger.keys():
+                return dict(ledger)
+        except (ValueError, AttributeError):
+            pass
+        raise BrokenRun(
+            f"{path} is damaged, and only it knows which jobs belong to this run. Restore it, or give the run another "
+            f"name (and cancel what `trainium cancel {self.name}` finds)."
+        )
+
     def record(self, stage: str) -> StageRecord | None:
-        """What the stage left when it finished last, whatever its inputs were."""
+        """What the stage left when it finished last, whatever its inputs were.
+
+        A damaged record is none: the stage finds its jobs by their own folders and writes it again.
+        """
         try:
             return StageRecord.from_json(read_json(self.path / "stages" / f"{stage}.json"))
-        except FileNotFoundError:
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
             return None
 
     def finished(self, stage: str, inputs: str) -> StageRecord | None:
@@ -139,14 +161,27 @@ class RunFolder:
 
     def end_attempt(self, stage: str, note: JobNote, *, succeeded: bool) -> None:
         """Add an ended job to the run's ledger of attempts; the same attempt again replaces its entry."""
-        run = read_json(self.path / "run.json")
+        run = self._ledger()
         entry = {"stage": stage, "succeeded": succeeded, **asdict(note)}
         others = [e for e in run.get("attempts", []) if (e["stage"], e["attempt"]) != (stage, note.attempt)]
         write_json(self.path / "run.json", {**run, "attempts": [*others, entry]})
 
+    def retire(self, record: StageRecord) -> None:
+        """The record stands for the work no more (its outputs are lost, say): its jobs have to be done again.
+
+        Without this the next start would adopt them, find that they ended well, and record what is left of the work.
+        """
+        over = {(job.id, job.attempt) for job in record.jobs}
+        run = self._ledger()
+        entries = [
+            {**e, "succeeded": e["succeeded"] and (e["id"], e["attempt"]) not in over} for e in run.get("attempts", [])
+        ]
+        if entries != run.get("attempts", []):
+            write_json(self.path / "run.json", {**run, "attempts": entries})
+
     def attempt_failed(self, stage: str, attempt: int) -> bool:
-        """Whether the ledger knows that this attempt ended badly. False also while nobody knows."""
-        ledger = read_json(self.path / "run.json").get("attempts", [])
+        """Whether the ledger knows that this attempt's work is not to be used. False also while nobody knows."""
+        ledger = self._ledger().get("attempts", [])
         return any((e["stage"], e["attempt"]) == (stage, attempt) and not e["succeeded"] for e in ledger)
 
     def finish(self, record: StageRecord) -> None:

@@ -10,28 +10,33 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Output:
-    """A file or folder that a stage made: path, files in it, bytes in all of them (apparent size)."""
+    """A file or folder that a stage made: path, files in it, bytes in all of them (apparent size).
+
+    `shared`: others add to it, such as a compile cache, to which training and other runs do.
+    """
 
     path: str
     files: int
     bytes: int
+    shared: bool = False
 
     @classmethod
-    def of(cls, path: Path) -> "Output":
+    def of(cls, path: Path, *, shared: bool = False) -> "Output":
         """Measure what is there now. Raises FileNotFoundError when there is nothing."""
         if path.is_file():
-            return cls(str(path), 1, path.stat().st_size)
+            return cls(str(path), 1, path.stat().st_size, shared)
         if not path.is_dir():
             raise FileNotFoundError(path)
         sizes = [file.stat().st_size for file in path.rglob("*") if file.is_file()]
-        return cls(str(path), len(sizes), sum(sizes))
+        return cls(str(path), len(sizes), sum(sizes), shared)
 
     def still_there(self) -> bool:
         """Whether the path still holds as many files and bytes. Contents are not read again: that could be hours."""
         try:
-            return Output.of(Path(self.path)) == self
+            now = Output.of(Path(self.path), shared=self.shared)
         except FileNotFoundError:
             return False
+        return now == self or (self.shared and now.files >= self.files and now.bytes >= self.bytes)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainium.run.folder import RecipeChanged, RunFolder, RunNameError, check_run_name
+from trainium.run.folder import BrokenRun, RecipeChanged, RunFolder, RunNameError, check_run_name
 from trainium.run.records import JobNote, Output, StageRecord, digest
 
 
@@ -144,3 +144,46 @@ def test_the_ledger_says_which_attempts_failed(tmp_path: Path) -> None:
 def test_digests_do_not_depend_on_the_order_of_keys() -> None:
     assert digest({"a": 1, "b": [1, 2]}) == digest({"b": [1, 2], "a": 1})
     assert digest({"a": 1}) != digest({"a": 2})
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", "\0", '{"uid": "a"}'])
+def test_a_damaged_run_is_refused_by_name_and_nothing_of_it_is_touched(text: str, tmp_path: Path) -> None:
+    folder = RunFolder.named(tmp_path, "r")
+    start(folder)
+    (folder.path / "run.json").write_text(text)
+    for use in (lambda: start(folder), lambda: folder.uid, lambda: folder.attempt_failed("train", 1)):
+        with pytest.raises(BrokenRun, match=r"run\.json is damaged"):
+            use()
+    assert (folder.path / "run.json").read_text() == text
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"stage": "convert"}', b"\xff\xfe\0", b'"convert"'])
+def test_a_damaged_record_of_a_stage_is_none(damage: bytes, tmp_path: Path) -> None:
+    folder = RunFolder.named(tmp_path, "r")
+    start(folder)
+    folder.finish(record("convert", "k1"))
+    (folder.path / "stages" / "convert.json").write_bytes(damage)
+    assert folder.record("convert") is None
+    assert folder.finished("convert", "k1") is None
+
+
+def test_the_jobs_of_a_retired_record_are_not_used_again_and_others_are(tmp_path: Path) -> None:
+    folder = RunFolder.named(tmp_path, "r")
+    start(folder)
+    old = record("convert", "k1")
+    folder.end_attempt("convert", old.jobs[0], succeeded=True)
+    folder.end_attempt("convert", note(2, "COMPLETED"), succeeded=True)
+    folder.retire(old)
+    folder.retire(old)
+    assert [folder.attempt_failed("convert", n) for n in (1, 2)] == [True, False]
+
+
+def test_a_shared_output_may_grow_and_may_not_shrink(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    (cache / "a").write_bytes(b"123")
+    own, shared = Output.of(cache), Output.of(cache, shared=True)
+    (cache / "b").write_bytes(b"4")
+    assert [own.still_there(), shared.still_there()] == [False, True]
+    (cache / "a").unlink()
+    assert not shared.still_there()
