@@ -116,10 +116,17 @@ class Lease:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
+    """The lease, or None when there is none. Raises RunBusy when it cannot be read: its owner may be alive."""
     try:
         held: dict[str, Any] = read_json(path)
+        Owner(**held["owner"])
+        float(held["heartbeat"]), int(held["generation"]), bool(held["released"])
     except FileNotFoundError:
         return None
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunBusy(
+            f"{path} is damaged ({error!r}), so nobody knows who works on this run. When no process does, remove it."
+        ) from error
     return held
 
 

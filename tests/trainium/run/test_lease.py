@@ -78,3 +78,16 @@ def test_a_deleted_folder_ends_the_lease(tmp_path: Path) -> None:
     path.parent.rmdir()
     lease.release()
     assert not path.parent.exists()
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b"{}", b"\xff\0", b'{"owner": 3, "generation": "x"}'])
+def test_a_damaged_lease_is_nobodys_to_take(damage: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "lease.json"
+    lease = Lease.take(path)
+    path.write_bytes(damage)
+    for use in (lambda: Lease.take(path), lease.check, lease.beat):
+        with pytest.raises(RunBusy, match=r"lease\.json is damaged .* remove it"):
+            use()
+    assert path.read_bytes() == damage
+    path.unlink()
+    Lease.take(path).check()
