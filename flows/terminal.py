@@ -7,7 +7,7 @@ from rich.markup import escape
 from rich.status import Status
 
 from trainium.run.records import StageRecord
-from trainium.run.report import duration
+from trainium.text import duration
 
 QUIET_LINE_EVERY = 15.0  # seconds between progress lines where there is no terminal to redraw
 

@@ -10,7 +10,7 @@ from tasks.stage import StageResult, run_stage
 from trainium.errors import StageFailed
 from trainium.logs.compile_gate import CompileVerdict, compile_gate
 from trainium.run.records import StageRecord
-from trainium.run.report import size
+from trainium.text import size
 
 
 @task(name="compile", task_run_name="compile", cache_policy=NO_CACHE)

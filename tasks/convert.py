@@ -13,7 +13,7 @@ from tasks.stage import StageResult, run_stage
 from trainium.checkpoint.architecture import Architecture
 from trainium.model.nxdt_converter import Direction
 from trainium.run.records import StageRecord
-from trainium.run.report import size
+from trainium.text import size
 
 
 @task(name="convert", task_run_name="convert", cache_policy=NO_CACHE)

@@ -12,7 +12,7 @@ from tasks.stage import StageResult, run_stage
 from trainium.dataset.fetch import S3Access, fetch
 from trainium.dataset.prepare import DatasetReport, SplitReport, prepare
 from trainium.run.records import Output, StageRecord
-from trainium.run.report import size
+from trainium.text import size
 
 
 @task(name="dataset", task_run_name="dataset", cache_policy=NO_CACHE, **TRANSIENT)

@@ -13,7 +13,7 @@ from tasks.retries import TRANSIENT
 from tasks.stage import StageResult, run_stage
 from trainium.model.snapshot import ModelFolder, check_snapshot
 from trainium.run.records import Output, StageRecord
-from trainium.run.report import size
+from trainium.text import size
 
 
 @task(name="model", task_run_name="model", cache_policy=NO_CACHE, **TRANSIENT)

@@ -13,7 +13,7 @@ from tasks.stage import StageResult, run_stage
 from trainium.config.plan import Plan, plan
 from trainium.files import write_json
 from trainium.run.records import StageRecord
-from trainium.run.report import size
+from trainium.text import size
 
 
 @task(name="plan", task_run_name="plan", cache_policy=NO_CACHE)

@@ -21,7 +21,7 @@ from trainium.logs.tail import Tail
 from trainium.logs.training import TrainingLog, TrainingProgress
 from trainium.monitor.neuron_monitor import CoreUse
 from trainium.run.records import Output, StageRecord
-from trainium.run.report import duration
+from trainium.text import duration
 
 UI_EVERY = 5.0  # seconds between two updates of the artifact; each is an HTTP call
 

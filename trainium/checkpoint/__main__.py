@@ -3,7 +3,6 @@
 import argparse
 import ctypes
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -11,11 +10,13 @@ from typing import Any, get_args
 from trainium.checkpoint.architecture import Architecture
 from trainium.checkpoint.errors import CheckpointError
 from trainium.checkpoint.huggingface import read_config
-from trainium.checkpoint.layout import InstanceFamily, Layout, Qkv
+from trainium.checkpoint.layout import Layout
+from trainium.checkpoint.options import Meter, add_layout_options, layout_from
 from trainium.checkpoint.shards import Form
 from trainium.checkpoint.weights import FloatDtype
 from trainium.errors import UserError
 from trainium.files import write_json
+from trainium.text import duration, size
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,7 +35,7 @@ def _to_nxd(options: argparse.Namespace) -> int:
     from trainium.checkpoint.convert import to_nxd
 
     report = to_nxd(
-        options.hf_dir, options.out, layout, dtype=options.dtype, form=options.form, progress=_Meter("converted")
+        options.hf_dir, options.out, layout, dtype=options.dtype, form=options.form, progress=Meter("converted")
     )
     return _finish(options, report.to_dict(), options.hf_dir, options.out, report.layout)
 
@@ -54,7 +55,7 @@ def _to_hf(options: argparse.Namespace) -> int:
         max_shard_bytes=options.max_shard_bytes,
         single_file=options.single_file,
         allow_differing_copies=options.allow_differing_copies,
-        progress=_Meter("converted"),
+        progress=Meter("converted"),
     )
     return _finish(options, report.to_dict(), options.out, options.checkpoint, report.layout)
 
@@ -71,14 +72,7 @@ def _verify_nxd(options: argparse.Namespace) -> int:
 
 def _layout(options: argparse.Namespace, config: Path) -> Layout:
     """The layout, checked before torch is imported."""
-    layout = Layout(
-        tp=options.tp,
-        pp=options.pp,
-        kv_replicator=options.kv_replicator,
-        qkv=options.qkv,
-        virtual_pp=options.virtual_pp,
-        instance_family=options.instance_family,
-    )
+    layout = layout_from(options)
     layout.check(Architecture.from_config(read_config(config)))
     return layout
 
@@ -92,10 +86,10 @@ def _finish(options: argparse.Namespace, report: dict[str, Any], hf: Path, nxd: 
     for note in report["notes"]:
         print(f"note: {note}")
     checked = (", verified" if ok else ", VERIFICATION FAILED") if options.verify else ""
-    rate = report["file_bytes"] / max(report["seconds"], 1e-3) / 1e6
+    rate = report["file_bytes"] / max(report["seconds"], 1e-3)
     print(
         f"{report['output']}: {len(report['files'])} files, {report['tensors']} tensors, "
-        f"{report['file_bytes'] / 1e9:.3f} GB in {report['seconds']:.1f} s ({rate:.0f} MB/s){checked}"
+        f"{size(report['file_bytes'])} in {duration(report['seconds'])} ({size(rate)}/s){checked}"
     )
     return 0 if ok else 1
 
@@ -104,7 +98,7 @@ def _verify(hf: Path, nxd: Path, layout: Layout, dtype: FloatDtype | None) -> tu
     """Whether every tensor is its slice, and the whole finding for the report; the first problems are printed."""
     from trainium.checkpoint.verify import verify_nxd
 
-    verification = verify_nxd(hf, nxd, layout, dtype=dtype, progress=_Meter("verified"))
+    verification = verify_nxd(hf, nxd, layout, dtype=dtype, progress=Meter("verified"))
     for problem in verification.problems[:10]:
         print(f"{problem.where}: {problem.tensor} {problem.problem}", file=sys.stderr)
     return verification.ok, verification.to_dict()
@@ -120,26 +114,6 @@ def _keep_heap_small() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(mmap_threshold, 1 << 20)
-
-
-class _Meter:
-    """A line at most every second."""
-
-    def __init__(self, verb: str) -> None:
-        self._verb, self._start = verb, time.monotonic()
-        self._next = self._start + 1
-
-    def __call__(self, done: int, total: int) -> None:
-        now = time.monotonic()
-        if now < self._next:
-            return
-        self._next = now + 1
-        rate = done / (now - self._start)
-        left = (total - done) / rate if rate else float("inf")
-        print(
-            f"{self._verb} {done / 1e9:.2f} of {total / 1e9:.2f} GB, {rate / 1e6:.0f} MB/s, {left:.0f} s left",
-            flush=True,
-        )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -162,12 +136,7 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument("hf_dir", metavar="HF_DIR", type=Path)
     verify.add_argument("checkpoint", metavar="CHECKPOINT", type=Path, help="the folder that holds model/, or model/")
     for command in (to_nxd, to_hf, verify):
-        command.add_argument("--tp", type=int, required=True, help="tensor parallel degree")
-        command.add_argument("--pp", type=int, default=1, help="pipeline parallel degree")
-        command.add_argument("--kv-replicator", type=int, default=1, help="copies of each key/value head")
-        command.add_argument("--virtual-pp", type=int, default=1, help="pipeline stages per pipeline rank")
-        command.add_argument("--qkv", choices=get_args(Qkv), default="auto", help="how q, k and v are stored")
-        command.add_argument("--instance-family", choices=get_args(InstanceFamily), default="trn1")
+        add_layout_options(command)
         command.add_argument("--report", metavar="FILE.json", type=Path)
     for command in (to_nxd, to_hf):
         command.add_argument("--dtype", choices=get_args(FloatDtype), help="cast; without it dtypes are kept")

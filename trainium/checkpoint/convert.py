@@ -22,6 +22,7 @@ from trainium.checkpoint.shards import Form, open_shard, write_shard
 from trainium.checkpoint.split import cut
 from trainium.checkpoint.staging import staged
 from trainium.checkpoint.weights import FloatDtype, TensorInfo, Weights, check_dtype, torch_dtype
+from trainium.text import some
 
 Progress = Callable[[int, int], None]  # bytes of tensors written, bytes in all
 
@@ -177,8 +178,7 @@ def open_ranks(checkpoint: Path, layout: Layout) -> tuple[Callable[[int, int], W
     if lost or len(shards.files) > layout.shard_count:
         raise LayoutError(
             f"tp={layout.tp} pp={layout.pp} means {layout.shard_count} shards; {shards.folder} has "
-            f"{len(shards.files)}, of tp={shards.tp} pp={shards.pp}"
-            + (f"; missing: {', '.join(lost[:3])}{' …' if len(lost) > 3 else ''}" if lost else "")
+            f"{len(shards.files)}, of tp={shards.tp} pp={shards.pp}" + (f"; missing: {some(lost)}" if lost else "")
         )
 
     @lru_cache(maxsize=max(64, 2 * layout.tp))  # an open file each: enough for two stages, not for any checkpoint

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from trainium.checkpoint.architecture import Architecture
 from trainium.checkpoint.errors import CheckpointError
 from trainium.checkpoint.layout import Layout
+from trainium.text import some
 
 EMBEDDING, HEAD, FINAL_NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
 Shape = tuple[int, ...]
@@ -68,17 +69,17 @@ def source_shapes(found: Mapping[str, Shape], arch: Architecture, where: str) ->
         found = {HEAD: expected[HEAD]} | dict(found)
     missing = [name for name in expected if name not in found]
     if missing:
-        raise CheckpointError(f"{where} lacks {_some(missing)}, which config.json says the model has")
+        raise CheckpointError(f"{where} lacks {some(missing)}, which config.json says the model has")
     wrong = [f"{name} {list(found[name])}" for name, shape in expected.items() if found[name] != shape]
     if wrong:
         first = next(name for name, shape in expected.items() if found[name] != shape)
-        raise CheckpointError(f"{where}: {_some(wrong)}; config.json says {list(expected[first])} for {first}")
+        raise CheckpointError(f"{where}: {some(wrong)}; config.json says {list(expected[first])} for {first}")
     foreign = [name for name in found if name not in expected and _FOREIGN.search(name)]
     if foreign:
-        raise CheckpointError(f"{where} has {_some(foreign)}, which NxDT's Llama has no place for")
+        raise CheckpointError(f"{where} has {some(foreign)}, which NxDT's Llama has no place for")
     beyond = [name for name in found if (layer := layer_of(name)) is not None and layer >= arch.layers]
     if beyond:
-        raise CheckpointError(f"{where} has {_some(beyond)}, but config.json says num_hidden_layers={arch.layers}")
+        raise CheckpointError(f"{where} has {some(beyond)}, but config.json says num_hidden_layers={arch.layers}")
     return {name: tuple(found[name]) for name in sorted(found)}
 
 
@@ -172,7 +173,3 @@ def _even(name: str, dim: int, size: int, tp: int, tp_rank: int) -> Cut:
 
 def _heads(name: str, dim: int, heads: range, arch: Architecture) -> Cut:
     return Cut(name, dim, heads.start * arch.head_dim, heads.stop * arch.head_dim)
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from trainium.checkpoint.errors import CheckpointError
 from trainium.files import sync_folder
+from trainium.text import size
 
 
 @contextmanager
@@ -44,7 +45,8 @@ def _prepare(target: Path, ours: re.Pattern[str], needed_bytes: int) -> Path:
     free = shutil.disk_usage(target.parent).free
     if free < needed_bytes:
         raise CheckpointError(
-            f"{target.parent} has {free / 1e9:.3f} GB free, but {target.name} needs {needed_bytes / 1e9:.3f} GB"
+            f"{target.parent} has {size(free)} free, but {target.name} needs {size(needed_bytes)}. "
+            "Free space there or choose an output on a larger disk."
         )
     return _folder_beside(target, ".partial")
 

@@ -13,6 +13,7 @@ from trainium.logs.diagnose import Diagnosis, diagnosis_of, root_first
 from trainium.logs.rules import BY_ID, Context, Role, RuleClass, Scope
 from trainium.logs.scanner import Marker, Scanner
 from trainium.logs.tail import Tail
+from trainium.text import some
 
 _NUMBER = re.compile(r"\d+$")
 
@@ -187,7 +188,7 @@ def _check_counts(told: _Told, nodes: int, heard: int, graphs: dict[str, Graph])
             _finding(
                 "graphs-failed",
                 RuleClass.DETERMINISTIC,
-                f"{len(bad)} of {len(graphs)} graphs failed to compile: {_some(bad)}",
+                f"{len(bad)} of {len(graphs)} graphs failed to compile: {some(bad)}",
                 "read the compiler's messages; model.log in the folder of each MODULE_ has them",
                 role=Role.CONSEQUENCE,
             )
@@ -203,7 +204,7 @@ def _check_neffs(told: _Told, graphs: dict[str, Graph], neffs: dict[str, int], c
             _finding(
                 "neff-missing",
                 RuleClass.CACHE,
-                f"{len(absent)} of {len(named)} graphs have no compiled .neff in {cache}: {_some(absent)}",
+                f"{len(absent)} of {len(named)} graphs have no compiled .neff in {cache}: {some(absent)}",
                 "check that the job wrote to this cache (--cache_dir in NEURON_CC_FLAGS beats NEURON_COMPILE_CACHE_URL,"
                 " and some versions of train_setup.sh set the latter), then compile again",
             )
@@ -228,10 +229,6 @@ def _check_neffs(told: _Told, graphs: dict[str, Graph], neffs: dict[str, int], c
             "check that the job wrote to this cache, then compile again",
         )
     ]
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _finding(rule: str, cls: RuleClass, summary: str, action: str, *, role: Role = Role.CAUSE) -> Diagnosis:

@@ -19,7 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
-from trainium.checkpoint.layout import InstanceFamily, Layout, Qkv
+from trainium.checkpoint.convert import Progress
+from trainium.checkpoint.options import Meter, add_layout_options, layout_from
 from trainium.checkpoint.staging import staged
 from trainium.checkpoint.verify import Comparison
 from trainium.checkpoint.weights import FloatDtype
@@ -32,6 +33,7 @@ from trainium.model.export_weights import WrittenWeights
 from trainium.model.manifest import FileEntry, digest, manifest
 from trainium.model.model_card import ModelCardData, base_front_matter, load_card_data, render_card
 from trainium.model.verification import Check
+from trainium.text import duration, size
 
 Say = Callable[[str], None]
 _LARGEST = 10  # tensors listed with their differences
@@ -103,7 +105,7 @@ def export(request: Request, say: Say) -> ExportReport:
 
 def _make(plan: Plan, work: Path, say: Say, started: float) -> ExportReport:
     request = plan.request
-    weights = _write_weights(plan, work, _Meter(say))
+    weights = _write_weights(plan, work, Meter("weights: written", say))
     if weights.trained != (plan.dtype,):
         say(f"weights: trained in {', '.join(weights.trained)}, written as {plan.dtype}")
     dtype = plan.dtype if plan.dtype_changed else None
@@ -169,7 +171,7 @@ def _check_ranks(plan: Plan, work: Path, weights: WrittenWeights) -> Check:
     return verification.check_slices(work, plan.request.checkpoint, plan.request.layout, plan.dtype)
 
 
-def _write_weights(plan: Plan, work: Path, progress: export_weights.Progress) -> WrittenWeights:
+def _write_weights(plan: Plan, work: Path, progress: Progress) -> WrittenWeights:
     request = plan.request
     if request.full_state is not None:
         return export_weights.from_full_state(request.full_state, work, plan.arch, plan.dtype, progress)
@@ -185,18 +187,6 @@ def _step(checkpoint: Path) -> int | None:
 def _largest(comparison: Comparison) -> dict[str, float]:
     order = sorted(comparison.tensors, key=lambda tensor: -tensor.max_difference)
     return {tensor.name: tensor.max_difference for tensor in order[:_LARGEST]}
-
-
-class _Meter:
-    """Says how much is written, at most every two seconds."""
-
-    def __init__(self, say: Say) -> None:
-        self._say, self._next = say, time.monotonic() + 2
-
-    def __call__(self, done: int, total: int) -> None:
-        if time.monotonic() >= self._next:
-            self._next = time.monotonic() + 2
-            self._say(f"weights: {done / 1e9:.2f} of {total / 1e9:.2f} GB")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -220,24 +210,16 @@ def main(argv: list[str] | None = None) -> int:
         print(f"not exported; what was made is kept in {report.folder}", file=sys.stderr)
         return 1
     made = "rehearsal export" if report.rehearsal else "export"
-    print(f"{made} {report.folder}: {report.tensors} tensors, {report.bytes / 1e9:.3f} GB, {report.seconds:.1f} s")
+    print(f"{made} {report.folder}: {report.tensors} tensors, {size(report.bytes)}, {duration(report.seconds)}")
     return 0
 
 
 def _request(options: argparse.Namespace) -> Request:
-    layout = Layout(
-        tp=options.tp,
-        pp=options.pp,
-        kv_replicator=options.kv_replicator,
-        qkv=options.qkv,
-        virtual_pp=options.virtual_pp,
-        instance_family=options.instance_family,
-    )
     return Request(
         checkpoint=options.checkpoint,
         base=options.base,
         out=options.out,
-        layout=layout,
+        layout=layout_from(options),
         full_state=options.full_state,
         dtype=options.dtype,
         single_file=options.single_file,
@@ -253,12 +235,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--base", type=Path, required=True, help="Hugging Face folder that training started from")
     add("--out", type=Path, required=True, help="folder to make")
     add("--full-state", type=Path, metavar="FILE", help="checkpoint.pt that the toolchain's converter merged from it")
-    add("--tp", type=int, required=True, help="tensor parallel degree")
-    add("--pp", type=int, default=1, help="pipeline parallel degree")
-    add("--kv-replicator", type=int, default=1, help="copies of each key/value head")
-    add("--qkv", choices=get_args(Qkv), default="auto", help="how q, k and v are stored")
-    add("--virtual-pp", type=int, default=1, help="pipeline stages per pipeline rank")
-    add("--instance-family", choices=get_args(InstanceFamily), default="trn1", help="order of replicated heads")
+    add_layout_options(parser)
     add("--dtype", choices=get_args(FloatDtype), help="dtype of the weights (default: the base's)")
     add("--single-file", action="store_true", help="write checkpoint.pt beside the safetensors")
     add("--chat-template", type=Path, metavar="FILE", help="Jinja template for tokenizer_config.json")

@@ -14,6 +14,7 @@ from trainium.errors import UserError
 from trainium.model import loading
 from trainium.model.companions import read_chat_template
 from trainium.model.model_card import ModelCardData
+from trainium.text import some
 
 RECORD = "trainium_export.json"  # in OUT: what was verified, and the mark by which an earlier export is known
 
@@ -107,9 +108,8 @@ def _check_complete(checkpoint: Path) -> None:
     folder = checkpoint.parent if checkpoint.name == "model" else checkpoint
     missing = missing_parts(folder) if folder.suffix == ".ckpt" else ()
     if missing:
-        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise UserError(
-            f"checkpoint {folder} is incomplete: {', '.join(missing[:3])}{more} missing. The training job died while "
+            f"checkpoint {folder} is incomplete: {some(missing)} missing. The training job died while "
             "writing it, or is still writing it. Export an earlier one."
         )
 

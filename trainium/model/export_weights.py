@@ -1,11 +1,10 @@
 """Trained weights into a Hugging Face folder, from NxD shards or from the toolchain converter's single file."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from trainium.checkpoint.architecture import Architecture
-from trainium.checkpoint.convert import open_ranks, to_hf
+from trainium.checkpoint.convert import Progress, open_ranks, to_hf
 from trainium.checkpoint.huggingface import open_weights, plan_files, write_index, write_safetensors
 from trainium.checkpoint.layout import Layout
 from trainium.checkpoint.merge import CopyDifference
@@ -15,8 +14,6 @@ from trainium.checkpoint.weights import FloatDtype, torch_dtype
 
 MAX_FILE_BYTES = 5_000_000_000  # as transformers splits
 SINGLE_FILE = "checkpoint.pt"
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)

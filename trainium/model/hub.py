@@ -16,6 +16,7 @@ from huggingface_hub.utils.tqdm import tqdm
 from trainium.errors import TransientError
 from trainium.model.errors import HubError, explain
 from trainium.model.wanted import is_weights, wanted_files
+from trainium.text import size
 
 _METADATA_TIMEOUT = 30.0  # seconds
 _PARALLEL_FILES = 4
@@ -168,7 +169,7 @@ def _check_space(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise HubError(
-            f"{folder} has {free / 1e9:.1f} GB free and the download needs {needed / 1e9:.1f} GB more. Free space "
+            f"{folder} has {size(free)} free and the download needs {size(needed)} more. Free space "
             "there or choose a folder on a larger disk."
         )
 

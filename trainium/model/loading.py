@@ -12,6 +12,7 @@ import torch
 
 from trainium.errors import UserError
 from trainium.model.host import available_memory, thread_count
+from trainium.text import size
 
 # Weights as loaded, plus activations, key/value cache and the interpreter with torch and transformers.
 _OVERHEAD_BYTES = 2 * 1024**3
@@ -71,7 +72,7 @@ def load_model(folder: Path, dtype: torch.dtype | None = None) -> Any:
     _prepare()
     needed, available = memory_needed(folder, dtype), available_memory()
     if needed > available:
-        raise NotEnoughMemoryError(f"needs {needed / 1e9:.1f} GB of memory, has {available / 1e9:.1f} GB")
+        raise NotEnoughMemoryError(f"needs {size(needed)} of memory, has {size(available)}")
     try:
         model, loading = AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype or "auto", local_files_only=True, output_loading_info=True

@@ -18,6 +18,7 @@ from trainium.checkpoint.layout import Layout
 from trainium.checkpoint.plan import EMBEDDING, source_shapes
 from trainium.checkpoint.shards import write_shard
 from trainium.errors import UserError
+from trainium.text import size
 
 FULL_STATE = "checkpoint.pt"  # what the converter writes into --output_dir on the way back
 SCRIPT = Path("checkpoint_converter_scripts") / "checkpoint_converter.py"  # below the toolchain's examples folder
@@ -167,7 +168,7 @@ def main(argv: list[str] | None = None) -> int:
     except OSError as error:
         print(f"failed: {error}", file=sys.stderr)
         return 1
-    print(f"{arguments.out}: {count} tensors, {arguments.out.stat().st_size / 1e9:.2f} GB")
+    print(f"{arguments.out}: {count} tensors, {size(arguments.out.stat().st_size)}")
     return 0
 
 

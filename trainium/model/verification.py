@@ -13,6 +13,7 @@ from trainium.checkpoint.verify import Comparison, TensorComparison, compare_hf,
 from trainium.checkpoint.weights import FloatDtype
 from trainium.model import loading
 from trainium.model.companions import TEMPLATE_FILE, Change, companion_files
+from trainium.text import some
 
 _NEW_TOKENS = 8
 
@@ -113,8 +114,8 @@ def _names(comparison: Comparison, untied: bool) -> Check:
     added, missing = comparison.only_in_b, comparison.only_in_a
     expected = (HEAD,) if untied else ()
     if missing or added != expected:
-        parts = [f"missing: {_some(missing)}"] if missing else []
-        parts += [f"added: {_some(added)}" if added else f"{HEAD} was not added"] if added != expected else []
+        parts = [f"missing: {some(missing, 5)}"] if missing else []
+        parts += [f"added: {some(added, 5)}" if added else f"{HEAD} was not added"] if added != expected else []
         return Check("names", "failed", "; ".join(parts))
     count = len(comparison.tensors) + len(comparison.shape_differences)
     return Check("names", "passed", f"the base's {count}" + (f" and {HEAD} (tied embeddings untied)" if untied else ""))
@@ -126,7 +127,7 @@ def _finite(tensors: Sequence[TensorComparison]) -> Check:
 
 
 def _unless(name: str, problems: Sequence[str], good: str) -> Check:
-    return Check(name, "failed", _some(problems)) if problems else Check(name, "passed", good)
+    return Check(name, "failed", some(problems, 5)) if problems else Check(name, "passed", good)
 
 
 def _changed(comparison: Comparison) -> Check:
@@ -136,10 +137,6 @@ def _changed(comparison: Comparison) -> Check:
         return Check("changed", "failed", f"{detail}: these are the base's weights, nothing was trained or exported")
     largest = max(changed, key=lambda item: item.max_difference)
     return Check("changed", "passed", f"{detail}, most of all {largest.name} by {largest.max_difference:.3g}")
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def _short(value: Any) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainium.run.records import Output, StageRecord
+from trainium.text import duration, size
 
 ROWS_SHOWN = 12
 
@@ -47,25 +48,6 @@ def cell(value: Any) -> str:
     """Text that stays in its cell, whatever it holds."""
     text = f"{value:.4g}" if isinstance(value, float) else str(value)
     return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("\r", " ").replace("\n", " ")
-
-
-def duration(seconds: float) -> str:
-    """3.2 s, 4 min 05 s, 2 h 03 min."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
-    return f"{minutes // 60} h {minutes % 60:02d} min"
-
-
-def size(count: float) -> str:
-    """Bytes in decimal units, as disks are sold."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.2f} TB"
 
 
 def _stage_row(record: StageRecord) -> str:

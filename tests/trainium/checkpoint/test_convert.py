@@ -165,7 +165,7 @@ def test_a_small_disk_is_seen_before_the_first_byte(
     source = make_model()
     usage = type("usage", (), {"free": 1000})
     monkeypatch.setattr("shutil.disk_usage", lambda _: usage)
-    with pytest.raises(CheckpointError, match="GB free"):
+    with pytest.raises(CheckpointError, match=r"has 1\.0 kB free, but model needs"):
         to_nxd(source, tmp_path / "nxd", LAYOUT)
     assert not list((tmp_path / "nxd").iterdir())
 

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainium.run.records import JobNote, Output, StageRecord
-from trainium.run.report import duration, render_report, size, table
+from trainium.run.report import render_report, table
+from trainium.text import duration, size
 
 JOB = JobNote(id="42", attempt=2, state="COMPLETED", exit_code=0, nodes="n1", log="/runs/r/jobs/train-2/output.log")
 TRAIN = StageRecord(

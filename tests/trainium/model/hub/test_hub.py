@@ -168,7 +168,7 @@ def test_a_disk_too_small_is_found_before_the_first_byte(
 ) -> None:
     commit = hub.add(REPO, model_files)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(total=100, used=90, free=10))
-    with pytest.raises(HubError, match=r"GB free and the download needs"):
+    with pytest.raises(HubError, match="has 10 B free and the download needs"):
         download(REPO, commit, tmp_path, endpoint=hub.endpoint)
     assert hub.transfers() == []
 
