@@ -12,12 +12,17 @@ from pydantic import AfterValidator, Field
 from slurm.cluster import SlurmScheduler
 from slurm.local import LocalScheduler
 from slurm.scheduler import Scheduler
+from trainium.errors import UserError
 from trainium.files import read_json, write_json
 
 
 def _absolute(path: Path) -> Path:
     """Job scripts run elsewhere: a relative path means the one seen from here."""
     return path.expanduser().absolute()
+
+
+class BrokenClusterFile(UserError):
+    """The file that says where a run's jobs are cannot be read."""
 
 
 AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
@@ -96,10 +101,16 @@ def remember(cluster: "SlurmCluster | LocalCluster", path: Path) -> None:
 
 
 def recall(path: Path) -> "SlurmCluster | LocalCluster":
-    """The cluster that `remember` wrote. Raises FileNotFoundError."""
-    values: dict[str, Any] = read_json(path)
+    """The cluster that `remember` wrote. Raises FileNotFoundError, and BrokenClusterFile when it is damaged."""
     kinds: dict[str, type[SlurmCluster] | type[LocalCluster]] = {k.__name__: k for k in (SlurmCluster, LocalCluster)}
-    return kinds[values.pop("kind")](**values)
+    try:
+        values: dict[str, Any] = dict(read_json(path))
+        return kinds[values.pop("kind")](**values)
+    except (ValueError, KeyError, TypeError) as error:
+        raise BrokenClusterFile(
+            f"{path} is damaged, so the jobs of its run cannot be found through it. Starting the run again writes it "
+            "anew; on Slurm, `squeue --me` shows the jobs and scancel ends them."
+        ) from error
 
 
 def _own_fields(cluster: Block) -> set[str]:
