@@ -17,11 +17,11 @@ from trainium.checkpoint.huggingface import open_weights, plan_files, read_confi
 from trainium.checkpoint.layout import BYTES_PER_RECORD, Layout
 from trainium.checkpoint.merge import CopyDifference, checkpoint_sources, gather, refuse_differences
 from trainium.checkpoint.paths import find_shards, model_folder, shard_path
-from trainium.checkpoint.plan import EMBEDDING, HEAD, Placement, Shape, placements, rank_targets, source_shapes
+from trainium.checkpoint.placement import EMBEDDING, HEAD, Placement, Shape, placements, rank_targets, source_shapes
 from trainium.checkpoint.shards import Form, open_shard, write_shard
 from trainium.checkpoint.split import cut
 from trainium.checkpoint.staging import staged
-from trainium.checkpoint.weights import FloatDtype, TensorInfo, Weights, check_dtype, torch_dtype
+from trainium.checkpoint.weights import FloatDtype, TensorInfo, Weights, float_dtype, torch_dtype
 from trainium.text import some
 
 Progress = Callable[[int, int], None]  # bytes of tensors written, bytes in all
@@ -69,7 +69,7 @@ def to_nxd(
     ArchitectureError, LayoutError or CheckpointError before anything is written when it cannot be right.
     """
     started = time.monotonic()
-    check_dtype(dtype)
+    dtype = float_dtype(dtype) if dtype else None
     arch = Architecture.from_config(read_config(hf_dir))
     layout = layout.resolve(arch)
     layout.check(arch)
@@ -123,7 +123,7 @@ def to_hf(
     `allow_differing_copies`: then the first counts and the report lists the others.
     """
     started = time.monotonic()
-    check_dtype(dtype)
+    dtype = float_dtype(dtype) if dtype else None
     config = read_config(config) if isinstance(config, Path) else config
     arch = config if isinstance(config, Architecture) else Architecture.from_config(config)
     read, layout = open_ranks(checkpoint, layout)

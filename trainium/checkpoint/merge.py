@@ -9,8 +9,8 @@ from torch import Tensor
 
 from trainium.checkpoint.architecture import Architecture
 from trainium.checkpoint.errors import CheckpointError
-from trainium.checkpoint.layout import Layout
-from trainium.checkpoint.plan import HEAD, Placement, Shape, layer_of, placements, rank_targets
+from trainium.checkpoint.layout import Layout, Qkv
+from trainium.checkpoint.placement import HEAD, Placement, Shape, layer_of, placements, rank_targets
 from trainium.checkpoint.weights import Weights
 
 Read = Callable[[int, int], Mapping[str, Tensor]]
@@ -125,7 +125,7 @@ def refuse_differences(differences: Sequence[CopyDifference], layout: Layout) ->
 
 def _stored_layout(read: Read, arch: Architecture, layout: Layout) -> Layout:
     names = list(read(0, 0))
-    marks = {
+    marks: dict[Qkv, str] = {
         "fused": ".qkv_proj.weight_qkv",
         "split": ".qkv_proj.weight_q",
         "coalesced": ".qkv_proj.weight",
@@ -136,7 +136,7 @@ def _stored_layout(read: Read, arch: Architecture, layout: Layout) -> Layout:
         raise CheckpointError("tp rank 0, pp rank 0 has no q, k and v projections: this is no Llama of NxD")
     if layout.qkv not in ("auto", stored):
         raise CheckpointError(f"qkv={layout.qkv} was asked for, but the checkpoint is {stored} ({marks[stored]})")
-    return replace(layout, qkv=stored)  # type: ignore[arg-type]  # one of the four keys above
+    return replace(layout, qkv=stored)
 
 
 def _shape(shard: Mapping[str, Tensor], name: str) -> Shape:

@@ -1,4 +1,4 @@
-"""From a whole model to one rank: views and concatenations of what `plan` says."""
+"""From a whole model to one rank: views and concatenations of what `placement` says."""
 
 from collections.abc import Mapping
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from trainium.checkpoint.architecture import Architecture
 from trainium.checkpoint.layout import Layout
-from trainium.checkpoint.plan import HEAD, Target, rank_targets, source_shapes
+from trainium.checkpoint.placement import HEAD, Target, rank_targets, source_shapes
 
 
 def split(

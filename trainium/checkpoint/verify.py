@@ -15,7 +15,7 @@ from trainium.checkpoint.huggingface import open_weights, read_config
 from trainium.checkpoint.layout import Layout
 from trainium.checkpoint.merge import same_bits
 from trainium.checkpoint.paths import model_folder
-from trainium.checkpoint.plan import HEAD, rank_targets, source_shapes
+from trainium.checkpoint.placement import HEAD, rank_targets, source_shapes
 from trainium.checkpoint.split import cut
 from trainium.checkpoint.weights import FloatDtype, TensorInfo, Weights, torch_dtype
 

@@ -77,10 +77,13 @@ def torch_dtype(name: str) -> torch.dtype:
     return dtype
 
 
-def check_dtype(name: str | None) -> None:
-    """Raise CheckpointError when weights cannot be written as `name`."""
-    if name is not None and name not in get_args(FloatDtype):
-        raise CheckpointError(f"dtype={name!r} must be one of {', '.join(get_args(FloatDtype))}")
+def float_dtype(name: str) -> FloatDtype:
+    """The name as one that weights can be written as. Raises CheckpointError."""
+    known: tuple[FloatDtype, ...] = get_args(FloatDtype)
+    for dtype in known:
+        if name == dtype:
+            return dtype
+    raise CheckpointError(f"dtype={name!r} must be one of {', '.join(known)}")
 
 
 def damaged(path: Path, reason: object) -> NoReturn:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
@@ -19,7 +19,7 @@ def _optional_twin(model: type[BaseModel], name: str) -> type[BaseModel]:
         kind: Any = (
             field.rebuild_annotation() if section is None else _optional_twin(section, f"{section.__name__}Overrides")
         )
-        fields[key] = (Optional[kind], Field(default=None, description=field.description))  # noqa: UP045 (a run-time type)
+        fields[key] = (kind | None, Field(default=None, description=field.description))
     twin: type[BaseModel] = create_model(
         name, __config__=ConfigDict(extra="forbid", frozen=True), __doc__=model.__doc__, **fields
     )

@@ -28,7 +28,7 @@ from trainium.errors import UserError
 from trainium.files import write_atomic, write_json
 from trainium.model import export_weights, verification
 from trainium.model.companions import Change, config_changes, write_companions
-from trainium.model.export_request import RECORD, Plan, Request, failed_folder, plan_export
+from trainium.model.export_request import RECORD, CheckedRequest, Request, check_request, failed_folder
 from trainium.model.export_weights import WrittenWeights
 from trainium.model.manifest import FileEntry, digest, manifest
 from trainium.model.model_card import ModelCardData, base_front_matter, load_card_data, render_card
@@ -89,13 +89,13 @@ def export(request: Request, say: Say) -> ExportReport:
     Raises UserError for anything the user must change; a failed verification is a report whose `ok` is False.
     """
     started = time.monotonic()
-    plan = plan_export(request)
-    out, failed = plan.request.out, failed_folder(plan.request.out)
+    checked = check_request(request)
+    out, failed = checked.request.out, failed_folder(checked.request.out)
     if failed.exists():
         shutil.rmtree(failed)
     report = None
-    with contextlib.suppress(_VerificationFailedError), staged(out, re.compile(".*"), plan.bytes) as work:
-        report = _make(plan, work, say, started)
+    with contextlib.suppress(_VerificationFailedError), staged(out, re.compile(".*"), checked.bytes) as work:
+        report = _make(checked, work, say, started)
         if not report.ok:
             work.rename(failed)
             raise _VerificationFailedError
@@ -103,19 +103,19 @@ def export(request: Request, say: Say) -> ExportReport:
     return report
 
 
-def _make(plan: Plan, work: Path, say: Say, started: float) -> ExportReport:
-    request = plan.request
-    weights = _write_weights(plan, work, Meter("weights: written", say))
-    if weights.trained != (plan.dtype,):
-        say(f"weights: trained in {', '.join(weights.trained)}, written as {plan.dtype}")
-    dtype = plan.dtype if plan.dtype_changed else None
-    changes = config_changes(plan.config, untied=weights.untied, dtype=dtype)
-    changes = write_companions(request.base, work, changes, plan.template)
-    checks, comparison = _verify(plan, work, weights, changes, say)
+def _make(checked: CheckedRequest, work: Path, say: Say, started: float) -> ExportReport:
+    request = checked.request
+    weights = _write_weights(checked, work, Meter("weights: written", say))
+    if weights.trained != (checked.dtype,):
+        say(f"weights: trained in {', '.join(weights.trained)}, written as {checked.dtype}")
+    dtype = checked.dtype if checked.dtype_changed else None
+    changes = config_changes(checked.config, untied=weights.untied, dtype=dtype)
+    changes = write_companions(request.base, work, changes, checked.template)
+    checks, comparison = _verify(checked, work, weights, changes, say)
     if request.single_file:
         export_weights.write_single_file(work)
     rows = [(check.check, check.result, check.detail) for check in checks]
-    card = render_card(request.card, request.out.name, base_front_matter(request.base), rows, plan.dtype)
+    card = render_card(request.card, request.out.name, base_front_matter(request.base), rows, checked.dtype)
     write_atomic(work / "README.md", card)
     ok = all(check.result != "failed" for check in checks)
     report = ExportReport(
@@ -125,7 +125,7 @@ def _make(plan: Plan, work: Path, say: Say, started: float) -> ExportReport:
         step=_step(request.checkpoint),
         base=str(request.base),
         folder=str(request.out if ok else failed_folder(request.out)),
-        dtype=plan.dtype,
+        dtype=checked.dtype,
         trained_dtypes=weights.trained,
         untied=weights.untied,
         checks=checks,
@@ -149,33 +149,33 @@ def _make(plan: Plan, work: Path, say: Say, started: float) -> ExportReport:
 
 
 def _verify(
-    plan: Plan, work: Path, weights: WrittenWeights, changes: tuple[Change, ...], say: Say
+    checked: CheckedRequest, work: Path, weights: WrittenWeights, changes: tuple[Change, ...], say: Say
 ) -> tuple[tuple[Check, ...], Comparison]:
-    base = plan.request.base
-    on_weights, comparison = verification.check_weights(base, work, untied=weights.untied, dtype=plan.dtype)
+    base = checked.request.base
+    on_weights, comparison = verification.check_weights(base, work, untied=weights.untied, dtype=checked.dtype)
     for check in on_weights:
         verification.say_check(check, say)
     others = [
-        partial(_check_ranks, plan, work, weights),
+        partial(_check_ranks, checked, work, weights),
         partial(verification.check_companions, base, work, changes),
         partial(verification.check_loads, work),
     ]
-    if plan.template is not None:
-        others.append(partial(verification.check_chat_template, work, plan.template))
+    if checked.template is not None:
+        others.append(partial(verification.check_chat_template, work, checked.template))
     return on_weights + verification.run_all(others, say), comparison
 
 
-def _check_ranks(plan: Plan, work: Path, weights: WrittenWeights) -> Check:
+def _check_ranks(checked: CheckedRequest, work: Path, weights: WrittenWeights) -> Check:
     if weights.copies is not None:
         return verification.check_copies(weights.copies)
-    return verification.check_slices(work, plan.request.checkpoint, plan.request.layout, plan.dtype)
+    return verification.check_slices(work, checked.request.checkpoint, checked.request.layout, checked.dtype)
 
 
-def _write_weights(plan: Plan, work: Path, progress: Progress) -> WrittenWeights:
-    request = plan.request
+def _write_weights(checked: CheckedRequest, work: Path, progress: Progress) -> WrittenWeights:
+    request = checked.request
     if request.full_state is not None:
-        return export_weights.from_full_state(request.full_state, work, plan.arch, plan.dtype, progress)
-    return export_weights.from_shards(request.checkpoint, work, plan.arch, request.layout, plan.dtype, progress)
+        return export_weights.from_full_state(request.full_state, work, checked.arch, checked.dtype, progress)
+    return export_weights.from_shards(request.checkpoint, work, checked.arch, request.layout, checked.dtype, progress)
 
 
 def _step(checkpoint: Path) -> int | None:

@@ -7,9 +7,9 @@ from typing import Any
 from trainium.checkpoint.architecture import Architecture
 from trainium.checkpoint.huggingface import open_weights, read_config
 from trainium.checkpoint.layout import Layout
-from trainium.checkpoint.plan import EMBEDDING, source_shapes
+from trainium.checkpoint.placement import EMBEDDING, source_shapes
 from trainium.checkpoint.training import missing_parts
-from trainium.checkpoint.weights import FloatDtype, TensorInfo, check_dtype
+from trainium.checkpoint.weights import FloatDtype, TensorInfo, float_dtype
 from trainium.errors import UserError
 from trainium.model import loading
 from trainium.model.companions import read_chat_template
@@ -39,7 +39,7 @@ class Request:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class CheckedRequest:
     """A request that has been looked at: paths absolute, everything the user can have got wrong checked.
 
     dtype: of the exported weights; `dtype_changed` says that the base's are of another. bytes: of what will be written.
@@ -54,7 +54,7 @@ class Plan:
     bytes: int
 
 
-def plan_export(request: Request) -> Plan:
+def check_request(request: Request) -> CheckedRequest:
     """Look at everything that costs little. Raises UserError (LayoutError, CheckpointError, …) for what must change."""
     paths = {key: getattr(request, key).absolute() for key in ("checkpoint", "base", "out")}
     request = replace(request, **paths)
@@ -65,8 +65,7 @@ def plan_export(request: Request) -> Plan:
     base = open_weights(request.base)
     source_shapes(base.shapes, arch, str(request.base))
     own = base.info[EMBEDDING].dtype
-    dtype = request.dtype or own
-    check_dtype(dtype)
+    dtype = float_dtype(request.dtype or own)
     template = None if request.chat_template is None else read_chat_template(request.chat_template)
     if template is not None:
         try:
@@ -75,11 +74,11 @@ def plan_export(request: Request) -> Plan:
             raise UserError(f"base model: {error}") from error
     shapes = arch.tensor_shapes().values()
     size = sum(TensorInfo(dtype, shape).bytes for shape in shapes) * (2 if request.single_file else 1)
-    return Plan(
+    return CheckedRequest(
         request=request,
         config=config,
         arch=arch,
-        dtype=dtype,  # type: ignore[arg-type]  # checked above
+        dtype=dtype,
         dtype_changed=dtype != own,
         template=template,
         bytes=size,

@@ -8,7 +8,7 @@ from trainium.checkpoint.convert import Progress, open_ranks, to_hf
 from trainium.checkpoint.huggingface import open_weights, plan_files, write_index, write_safetensors
 from trainium.checkpoint.layout import Layout
 from trainium.checkpoint.merge import CopyDifference
-from trainium.checkpoint.plan import HEAD, source_shapes
+from trainium.checkpoint.placement import HEAD, source_shapes
 from trainium.checkpoint.shards import write_shard
 from trainium.checkpoint.weights import FloatDtype, torch_dtype
 

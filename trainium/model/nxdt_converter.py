@@ -15,7 +15,7 @@ from pathlib import Path
 from trainium.checkpoint.architecture import Architecture
 from trainium.checkpoint.huggingface import open_weights, read_config
 from trainium.checkpoint.layout import Layout
-from trainium.checkpoint.plan import EMBEDDING, source_shapes
+from trainium.checkpoint.placement import EMBEDDING, source_shapes
 from trainium.checkpoint.shards import write_shard
 from trainium.errors import UserError
 from trainium.text import size

@@ -31,7 +31,9 @@ class SnapshotError(UserError):
 
 
 @dataclass(frozen=True)
-class TensorInfo:
+class HeaderEntry:
+    """A tensor as the header of its safetensors file describes it."""
+
     dtype: str  # as safetensors spells it: BF16, F32, …
     shape: tuple[int, ...]
     file: str
@@ -45,7 +47,7 @@ class ModelFolder:
     config: Mapping[str, Any]
     format: Literal["safetensors", "pytorch"]
     weights: Mapping[str, int]  # file name → bytes
-    tensors: Mapping[str, TensorInfo]
+    tensors: Mapping[str, HeaderEntry]
     tokenizer: tuple[str, ...]  # file names
     digest: str  # sha256 over names, sizes and headers of the weights, and the content of config and tokenizer
 
@@ -70,7 +72,7 @@ def check_snapshot(folder: Path) -> ModelFolder:
     tokenizer = _tokenizer(folder)
     files, index = _weight_files(folder)
     format_: Literal["safetensors", "pytorch"] = "safetensors" if files[0].suffix == ".safetensors" else "pytorch"
-    tensors: dict[str, TensorInfo] = {}
+    tensors: dict[str, HeaderEntry] = {}
     digest = hashlib.sha256()
     for file in files:
         header = _checked_header(file) if format_ == "safetensors" else _checked_archive(file)
@@ -141,11 +143,11 @@ def _checked_header(file: Path) -> bytes:
     return header
 
 
-def _tensors(file: Path, header: bytes) -> dict[str, TensorInfo]:
+def _tensors(file: Path, header: bytes) -> dict[str, HeaderEntry]:
     try:
         entries = json.loads(header)
         entries.pop("__metadata__", None)
-        tensors = {n: TensorInfo(e["dtype"], tuple(map(int, e["shape"])), file.name) for n, e in entries.items()}
+        tensors = {n: HeaderEntry(e["dtype"], tuple(map(int, e["shape"])), file.name) for n, e in entries.items()}
         spans = {
             name: (int(entry["data_offsets"][0]), int(entry["data_offsets"][1])) for name, entry in entries.items()
         }
@@ -196,7 +198,7 @@ def _refuse_pointer(file: Path, start: bytes) -> None:
         )
 
 
-def _check_index(folder: Path, index: Mapping[str, str], tensors: Mapping[str, TensorInfo]) -> None:
+def _check_index(folder: Path, index: Mapping[str, str], tensors: Mapping[str, HeaderEntry]) -> None:
     lacking = sorted(name for name, file in index.items() if name not in tensors or tensors[name].file != file)
     if lacking:
         raise SnapshotError(

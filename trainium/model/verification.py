@@ -8,7 +8,7 @@ from typing import Any, Literal
 from trainium.checkpoint.huggingface import open_weights, read_object
 from trainium.checkpoint.layout import Layout
 from trainium.checkpoint.merge import CopyDifference
-from trainium.checkpoint.plan import HEAD
+from trainium.checkpoint.placement import HEAD
 from trainium.checkpoint.verify import Comparison, TensorComparison, compare_hf, compare_tensors, verify_nxd
 from trainium.checkpoint.weights import FloatDtype
 from trainium.model import loading

@@ -17,7 +17,7 @@ from trainium.checkpoint.architecture import Architecture
 from trainium.checkpoint.layout import Layout
 from trainium.checkpoint.merge import merge
 from trainium.checkpoint.paths import shard_path
-from trainium.checkpoint.plan import rank_targets
+from trainium.checkpoint.placement import rank_targets
 from trainium.checkpoint.shards import Form, open_shard, write_shard
 from trainium.checkpoint.split import split
 from trainium.checkpoint.weights import TensorInfo

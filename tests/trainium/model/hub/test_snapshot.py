@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from trainium.model.snapshot import SnapshotError, TensorInfo, check_snapshot
+from trainium.model.snapshot import HeaderEntry, SnapshotError, check_snapshot
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def test_facts_of_a_sharded_folder(folder: Path, model_files: dict[str, bytes]) 
     model = check_snapshot(folder)
     assert model.config["model_type"] == "llama"
     assert model.format == "safetensors"
-    assert model.tensors["lm_head.weight"] == TensorInfo("BF16", (4, 2), "model-00002-of-00002.safetensors")
+    assert model.tensors["lm_head.weight"] == HeaderEntry("BF16", (4, 2), "model-00002-of-00002.safetensors")
     assert model.parameters == 8 + 8 + 2
     assert model.total_bytes == sum(
         len(content) for name, content in model_files.items() if name.endswith("safetensors")
