@@ -48,7 +48,7 @@ def _prepare(run: Run) -> StageResult:
         outputs=(Output.of(run.places.data),),
         verified=(f"{sum(split.rows for split in splits.values())} rows, each one usable", *origin),
         notes=report.notes,
-        facts={"digest": report.digest, "steps_per_epoch": report.steps_per_epoch},
+        facts={"digest": report.digest, "rows": report.train.rows, "steps_per_epoch": report.steps_per_epoch},
         table=[_row(name, split, report) for name, split in splits.items()],
     )
 

@@ -1,5 +1,6 @@
 """Stage export: the trained checkpoint as a Hugging Face model, held against its base."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,11 @@ from prefect.cache_policies import NO_CACHE
 from slurm.spec import JobSpec
 from tasks.context import Run
 from tasks.jobs import FinishedJob, output, run_job
-from tasks.jobspecs import Site, base_config, converter_job, export_job, merged_file
+from tasks.jobspecs import base_config, converter_job, export_job, merged_file
 from tasks.stage import StageResult, run_stage
 from trainium.checkpoint.architecture import Architecture
 from trainium.errors import StageFailed
-from trainium.files import write_atomic, write_json
+from trainium.files import read_json, write_atomic, write_json
 from trainium.model.nxdt_converter import Direction
 from trainium.run.records import StageRecord
 
@@ -31,7 +32,7 @@ async def export(run: Run) -> StageRecord:
 async def _export(run: Run) -> StageResult:
     checkpoint = _checkpoint(run)
     jobs = [await _merge_with_toolchain(run, checkpoint)] if run.recipe.convert.engine == "nxdt" else []
-    jobs.append(await run_job(run, "export", lambda path: _describe(run.site, path, checkpoint)))
+    jobs.append(await run_job(run, "export", lambda path: _describe(run, path, checkpoint)))
     report = jobs[-1].report()
     merged_file(run.site).unlink(missing_ok=True)  # as large as the model; its content is in the export
     return StageResult(
@@ -54,30 +55,42 @@ async def _merge_with_toolchain(run: Run, checkpoint: Path) -> FinishedJob:
     return await run_job(run, "export-merge", describe)
 
 
-def _describe(site: Site, job: Path, checkpoint: Path) -> JobSpec:
+def _describe(run: Run, job: Path, checkpoint: Path) -> JobSpec:
     """Write what the export job reads beside its script, and describe the job."""
+    site = run.site
     template = job / "chat_template.jinja" if site.recipe.export.chat_template is not None else None
     if template is not None:
         write_atomic(template, str(site.recipe.export.chat_template))
     card = job / "model-card.json"
-    write_json(card, _card(site))
+    write_json(card, _card(run))
     return export_job(site, job, checkpoint, template=template, card=card)
 
 
-def _card(site: Site) -> dict[str, Any]:
-    recipe = site.recipe
+def _card(run: Run) -> dict[str, Any]:
+    """What the model card says of the run: the recipe's values, and what the stages before found."""
+    recipe, losses = run.recipe, _facts(run, "train").get("losses")
+    versions = read_json(run.folder.toolchain)["versions"] if run.folder.toolchain.exists() else {}
     return {
-        "run": site.folder.name,
+        "run": run.folder.name,
         "recipe": recipe.name,
         "base": recipe.model.source,
+        "base_revision": _facts(run, "model").get("commit"),
         "dataset": recipe.dataset.source,
+        "rows": _facts(run, "dataset").get("rows"),
         "steps": recipe.training.max_steps,
         "seq_length": recipe.training.seq_length,
         "global_batch_size": recipe.training.global_batch_size,
         "learning_rate": recipe.training.learning_rate,
+        "final_loss": losses[-1][1] if losses else None,
         "instance_type": recipe.instance_type,
-        "rehearsal": site.toolchain.rehearsal,
+        "toolchain": {name: version for name, version in versions.items() if version},
+        "rehearsal": run.site.toolchain.rehearsal,
     }
+
+
+def _facts(run: Run, stage: str) -> Mapping[str, Any]:
+    record = run.folder.record(stage)
+    return record.facts if record else {}
 
 
 def _checkpoint(run: Run) -> Path:

@@ -44,7 +44,7 @@ def probe_toolchain(run: Run) -> dict[str, str | None]:
                 "its environment)."
             )
     versions = _versions(block.activate, block.environment)
-    write_json(run.folder.path / "toolchain.json", {"rehearsal": block.rehearsal, "versions": versions})
+    write_json(run.folder.toolchain, {"rehearsal": block.rehearsal, "versions": versions})
     log("toolchain: " + ", ".join(f"{name} {version or 'not installed'}" for name, version in versions.items()))
     return versions
 

@@ -20,7 +20,6 @@ class ModelCardData(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: str | None = None  # title; the export folder's name otherwise
     base: str | None = None  # Hub repository of the base, or what else it is
     base_revision: str | None = None
     run: str | None = None
@@ -33,7 +32,7 @@ class ModelCardData(BaseModel):
     learning_rate: float | None = None
     final_loss: float | None = None
     instance_type: str | None = None
-    toolchain: Mapping[str, str] = {}  # component → version
+    toolchain: Mapping[str, str] = {}  # package → version
     rehearsal: bool = False
 
 
@@ -54,12 +53,12 @@ def render_card(
     """The card as the Hub reads it: YAML front matter, then Markdown.
 
     Args:
-        name: title where the data has neither name nor run.
+        name: title where the data has no run.
         inherited: licence and language of the base (`base_front_matter`).
         checks: rows of check, result, detail.
         dtype: dtype of the weights.
     """
-    title = data.name or data.run or name
+    title = data.run or name
     lines = ["---", yaml.safe_dump(_front_matter(data, inherited), sort_keys=False, allow_unicode=True).rstrip(), "---"]
     lines += ["", f"# {_text(title)}", ""]
     if data.rehearsal:
@@ -103,7 +102,7 @@ def _front_matter(data: ModelCardData, inherited: Mapping[str, Any]) -> dict[str
 
 
 def _training_rows(data: ModelCardData) -> list[tuple[str, str]]:
-    values = data.model_dump(exclude={"name", "toolchain", "rehearsal"}, exclude_none=True)
+    values = data.model_dump(exclude={"toolchain", "rehearsal"}, exclude_none=True)
     rows = [(key.replace("_", " "), str(value)) for key, value in values.items()]
     return rows + list(data.toolchain.items())
 

@@ -67,6 +67,11 @@ class RunFolder:
         return self.path / "cluster.json"
 
     @property
+    def toolchain(self) -> Path:
+        """Versions of what compiled and trained."""
+        return self.path / "toolchain.json"
+
+    @property
     def config(self) -> Path:
         return self.path / "config"
 

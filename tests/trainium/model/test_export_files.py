@@ -173,7 +173,7 @@ def test_a_base_readme_without_front_matter_gives_nothing(text: str, tmp_path: P
 def test_card_data_is_checked(tmp_path: Path) -> None:
     path = tmp_path / "card.json"
     path.write_text('{"steps": "many", "colour": "red"}')
-    with pytest.raises(UserError, match=r"steps: .*colour: .*Known keys: name"):
+    with pytest.raises(UserError, match=r"steps: .*colour: .*Known keys: base"):
         load_card_data(path)
     path.write_text("not json")
     with pytest.raises(UserError, match=r"card\.json"):
