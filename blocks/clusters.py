@@ -4,11 +4,12 @@ import os
 import sys
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Any, Protocol
 
 from prefect.blocks.core import Block
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
+from blocks.paths import AbsolutePath
 from slurm.cluster import SlurmScheduler
 from slurm.local import LocalScheduler
 from slurm.scheduler import Scheduler
@@ -16,16 +17,8 @@ from trainium.errors import UserError
 from trainium.files import read_json, write_json
 
 
-def _absolute(path: Path) -> Path:
-    """Job scripts run elsewhere: a relative path means the one seen from here."""
-    return path.expanduser().absolute()
-
-
 class BrokenClusterFile(UserError):
     """The file that says where a run's jobs are cannot be read."""
-
-
-AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
 
 
 class Cluster(Protocol):

@@ -4,9 +4,10 @@ import sys
 from pathlib import Path
 
 from prefect.blocks.core import Block
-from pydantic import Field, field_validator
+from pydantic import Field
 
 import trainium
+from blocks.paths import AbsolutePath
 
 
 class NeuronToolchain(Block):
@@ -15,11 +16,11 @@ class NeuronToolchain(Block):
     _block_type_name = "Neuron Toolchain"
     _description = "The environment in which graphs are compiled and models are trained."
 
-    examples: Path = Field(
+    examples: AbsolutePath = Field(
         description="The folder `examples` of neuronx-distributed-training, with train_setup.sh, "
         "training_orchestrator.py and checkpoint_converter_scripts, on a path that the compute nodes see."
     )
-    activate: Path | None = Field(
+    activate: AbsolutePath | None = Field(
         default=None, description="Script to source first, such as ~/env/bin/activate of the NxDT environment."
     )
     environment: dict[str, str] = Field(
@@ -28,12 +29,6 @@ class NeuronToolchain(Block):
     rehearsal: bool = Field(
         default=False, description="Whether this is the stand-in for CPUs; every report then says so."
     )
-
-    @field_validator("examples", "activate")
-    @classmethod
-    def _absolute(cls, path: Path | None) -> Path | None:
-        """Jobs start in another folder: a relative path means the one seen from here."""
-        return path.expanduser().absolute() if path else None
 
     @classmethod
     def installed(cls) -> "NeuronToolchain":

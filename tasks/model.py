@@ -40,7 +40,7 @@ def _fetch(run: Run) -> StageResult:
         outputs=(Output.of(run.places.base),),
         verified=(
             *verified,
-            f"{len(model.tensors)} tensors, every header readable, {size(sum(model.weights.values()))}",
+            f"{len(model.tensors)} tensors, every header readable, {size(model.total_bytes)}",
         ),
         notes=_notes(model),
         facts={**facts, "digest": model.digest},
@@ -57,6 +57,7 @@ def _download(run: Run) -> tuple[tuple[str, ...], dict[str, Any]]:
     commit = resolve(repo, revision, token=token, endpoint=endpoint)
     report = download(repo, commit, run.places.base, token=token, endpoint=endpoint, progress=_progress(run))
     text = f"{len(report.files)} files of {repo} at {commit[:12]} equal to the hub's digests"
+    text += f", {size(report.downloaded_bytes)} of them downloaded now"
     return (text,), {"repository": repo, "commit": commit, "files": {f.path: f.digest for f in report.files}}
 
 

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from trainium.checkpoint.layout import InstanceFamily
+
 InstanceName = Literal["trn1.2xlarge", "trn1.32xlarge", "trn1n.32xlarge", "trn2.48xlarge", "rehearsal"]
 
 
@@ -15,7 +17,7 @@ class InstanceType:
     """
 
     name: InstanceName
-    family: Literal["trn1", "trn2"]
+    family: InstanceFamily
     devices: int | None
     cores: int | None
     memory_per_core: int | None
@@ -33,7 +35,7 @@ class InstanceType:
 
 
 def _device(
-    name: InstanceName, family: Literal["trn1", "trn2"], devices: int, cores: int, memory: int, host: int, vcpus: int
+    name: InstanceName, family: InstanceFamily, devices: int, cores: int, memory: int, host: int, vcpus: int
 ) -> InstanceType:
     return InstanceType(
         name=name,

@@ -9,6 +9,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from trainium.checkpoint.layout import Qkv
+from trainium.checkpoint.weights import FloatDtype
 from trainium.config.fields import (
     Count,
     Duration,
@@ -185,7 +187,7 @@ class Convert(Section):
     engine: Literal["native", "nxdt"] = Field(
         description="native: this project's converter; nxdt: the toolchain's script."
     )
-    qkv: Literal["auto", "fused", "split", "coalesced", "plain"] = Field(
+    qkv: Qkv = Field(
         description="How q, k and v are stored; auto: fused when kv_heads differ from heads, else coalesced."
     )
 
@@ -195,9 +197,7 @@ class Export(Section):
 
     chat_template: str | None = Field(None, description="Chat template (Jinja text); null: the base model's.")
     single_file: bool = Field(description="Also write all weights as one checkpoint.pt, as the tutorial does.")
-    dtype: Literal["bfloat16", "float16", "float32"] | None = Field(
-        None, description="Data type of the weights; null: the base model's."
-    )
+    dtype: FloatDtype | None = Field(None, description="Data type of the weights; null: the base model's.")
 
 
 class Evaluate(Section):

@@ -42,17 +42,8 @@ class SnapshotReport:
     files: tuple[FileReport, ...]
 
     @property
-    def total_bytes(self) -> int:
-        return sum(file.bytes for file in self.files)
-
-    @property
     def downloaded_bytes(self) -> int:
         return sum(file.bytes for file in self.files if not file.reused)
-
-    @property
-    def reused(self) -> bool:
-        """Nothing had to be downloaded."""
-        return all(file.reused for file in self.files)
 
 
 @dataclass(frozen=True)

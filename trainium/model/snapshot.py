@@ -56,10 +56,6 @@ class ModelFolder:
         """Of the weight files."""
         return sum(self.weights.values())
 
-    @property
-    def parameters(self) -> int:
-        return sum(math.prod(tensor.shape) for tensor in self.tensors.values())
-
 
 def check_snapshot(folder: Path) -> ModelFolder:
     """Read config, headers, index and tokenizer of a downloaded or local model. Raises SnapshotError."""

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+
+from trainium.checkpoint.layout import InstanceFamily
 
 VARIABLE = "REHEARSAL_INSTANCE_TYPE"
 GIB = 2**30
@@ -26,7 +27,7 @@ class Instance:
     devices: int
     cores_per_device: int
     memory_per_device: int
-    family: Literal["trn1", "trn2"] = "trn1"
+    family: InstanceFamily = "trn1"
 
     @property
     def cores(self) -> int:
