@@ -14,8 +14,8 @@ from tasks.devices import CoreWatch
 from tasks.jobs import failure_lines, run_job
 from tasks.launching import prepare_launch
 from tasks.stage import StageResult, run_stage
+from tasks.starting_point import starting_point
 from trainium.checkpoint.training import TrainingCheckpoint, last_complete, list_checkpoints
-from trainium.config.nxdt import ResumePoint
 from trainium.errors import StageFailed
 from trainium.logs.tail import Tail
 from trainium.logs.training import TrainingLog, TrainingProgress
@@ -42,7 +42,12 @@ async def _train(run: Run) -> StageResult:
     follower = _Follower(run)
 
     def describe(path: Path) -> JobSpec:
-        name, resume = _start(run, int(path.name.rpartition("-")[2]))
+        name, resume = starting_point(
+            path,
+            run.places.checkpoints,
+            shards=run.site.layout.shard_count,
+            max_steps=run.recipe.training.max_steps,
+        )
         follower.expect_resume = resume is not None
         return prepare_launch(run.site, path, "train", name, resume)
 
@@ -71,16 +76,6 @@ async def _train(run: Run) -> StageResult:
             for item in list_checkpoints(run.places.checkpoints, run.site.layout.shard_count)
         ],
     )
-
-
-def _start(run: Run, attempt: int) -> tuple[str, ResumePoint | None]:
-    """The config's name and where training starts: the converted weights, or what an earlier attempt left complete."""
-    if attempt == 1:
-        return "train", None
-    checkpoint = last_complete(run.places.checkpoints, run.site.layout.shard_count)
-    if checkpoint is None:
-        return f"train-again-{attempt - 1}", None
-    return f"train-resume-{attempt - 1}", ResumePoint(checkpoint.path)
 
 
 def _unfinished(run: Run, checkpoint: TrainingCheckpoint | None, losses: list[tuple[int, float]]) -> list[str]:

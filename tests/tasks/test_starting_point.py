@@ -1,0 +1,60 @@
+"""Where attempts at training start, also when the flow that submitted one has died."""
+
+import shutil
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from slurm.folder import Intent, JobFolder
+from tasks.starting_point import starting_point
+from trainium.config.nxdt import ResumePoint
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "gqa-trn1-tp8-kv4-fused" / "trained"
+SHARDS = 8
+
+
+def save(checkpoints: Path, step: int) -> Path:
+    path = checkpoints / f"r--step={step}-consumed_samples={step * 8}.0.ckpt"
+    shutil.copytree(next(GOLDEN.glob("*.ckpt")), path)
+    return path
+
+
+def start(tmp_path: Path, attempt: int) -> tuple[str, ResumePoint | None]:
+    return starting_point(tmp_path / "jobs" / f"train-{attempt}", tmp_path, shards=SHARDS, max_steps=100)
+
+
+def submit(tmp_path: Path, attempt: int) -> None:
+    folder, now = JobFolder(tmp_path / "jobs" / f"train-{attempt}"), datetime.now(UTC)
+    folder.write(folder.intent, Intent("name", now, now))
+
+
+def test_the_first_attempt_starts_from_the_converted_weights_whatever_there_is(tmp_path: Path) -> None:
+    save(tmp_path, 50)
+    assert start(tmp_path, 1) == ("train", None)
+
+
+def test_a_later_attempt_goes_on_from_the_last_complete_checkpoint(tmp_path: Path) -> None:
+    assert start(tmp_path, 2) == ("train-again-1", None)
+    first, second = save(tmp_path, 20), save(tmp_path, 50)
+    assert start(tmp_path, 3) == ("train-resume-2", ResumePoint(second))
+    (second / "done").unlink()
+    assert start(tmp_path, 3) == ("train-resume-2", ResumePoint(first))
+
+
+def test_a_checkpoint_of_the_last_step_is_nothing_to_go_on_from(tmp_path: Path) -> None:
+    save(tmp_path, 100)
+    assert start(tmp_path, 2) == ("train-again-1", None)
+    before = save(tmp_path, 50)
+    assert start(tmp_path, 2) == ("train-resume-1", ResumePoint(before))
+
+
+@pytest.mark.parametrize("before", [(), (20,)])
+def test_an_attempt_that_is_adopted_is_described_as_it_was_submitted(tmp_path: Path, before: tuple[int, ...]) -> None:
+    for step in before:
+        save(tmp_path, step)
+    submitted = start(tmp_path, 2)
+    submit(tmp_path, 2)
+    newest = save(tmp_path, 50)  # by the job itself, while nobody watched
+    assert start(tmp_path, 2) == submitted
+    assert start(tmp_path, 3) == ("train-resume-2", ResumePoint(newest))
