@@ -1,6 +1,5 @@
 """Conversion of whole checkpoints, streamed: never more than one tensor in memory beside mapped files."""
 
-import json
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,6 +21,7 @@ from trainium.checkpoint.shards import Form, open_shard, write_shard
 from trainium.checkpoint.split import cut
 from trainium.checkpoint.staging import staged
 from trainium.checkpoint.weights import FloatDtype, TensorInfo, Weights, float_dtype, torch_dtype
+from trainium.files import write_json
 from trainium.text import some
 
 Progress = Callable[[int, int], None]  # bytes of tensors written, bytes in all
@@ -152,8 +152,7 @@ def to_hf(
         if len(files) > 1:
             write_index(folder, info, files)
         if not isinstance(config, Architecture):
-            changed = json.dumps(_output_config(config, info), indent=2, ensure_ascii=False)
-            (folder / "config.json").write_text(changed + "\n")
+            write_json(folder / "config.json", _output_config(config, info))
     untied = arch.tied and HEAD in sources
     return ConversionReport(
         source=str(checkpoint),

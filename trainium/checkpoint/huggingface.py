@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from trainium.checkpoint.errors import CheckpointError
 from trainium.checkpoint.shards import open_shard
 from trainium.checkpoint.weights import ITEM_BYTES, TensorInfo, Weights, damaged
-from trainium.files import sync_folder
+from trainium.files import write_atomic
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -116,8 +116,7 @@ def write_index(folder: Path, info: Mapping[str, TensorInfo], files: Sequence[tu
     total = sum(item.bytes for item in info.values())
     weight_map = {name: file for file, names in files for name in names}
     text = json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2, sort_keys=True)
-    (folder / INDEX).write_text(text + "\n")
-    sync_folder(folder)
+    write_atomic(folder / INDEX, text + "\n")
 
 
 def _open_file(path: Path) -> Weights:
