@@ -167,7 +167,7 @@ def _faults(
     if problems.counts["too long"]:
         faults.append(
             "- Without packing, NxDT pads a row of seq_length tokens or more to a multiple of it and the run dies. "
-            "Raise seq_length, shorten or remove these rows, or set packing."
+            "Raise training.seq_length, shorten or remove these rows, or set training.packing=true."
         )
     faults += [f"- the {name} files hold no usable row" for name, split in splits.items() if split is None]
     train = splits["train"]
@@ -177,7 +177,7 @@ def _faults(
         faults.append(
             f"- {train.rows} training rows, {made}{left}, are less than one global batch of {global_batch_size}: NxDT "
             "would train zero steps and report success. Lower "
-            f"global_batch_size{', or seq_length' if packing else ''}, or give more rows."
+            f"training.global_batch_size{', or training.seq_length' if packing else ''}, or give more rows."
         )
     return faults
 

@@ -28,7 +28,7 @@ _KEYS = {
     "AuthorizationHeaderMalformed": "the request was signed for another region",
 }
 _SIGN = (
-    "Public data: set anonymous access. Otherwise put keys that may read it into the S3Storage block, "
+    "Public data: dataset.unsigned=true. Otherwise put keys that may read it into the S3Storage block, "
     "or run `aws configure`."
 )
 
@@ -62,8 +62,8 @@ def explain(
     if isinstance(error, boto.HTTPClientError | boto.ConnectionError | boto.IncompleteReadError | ConnectionError):
         return TransientError(
             f"{source}: no connection to S3, or it broke ({type(error).__name__}). What arrived is kept and a retry "
-            "goes on from there. Without internet: fetch the file elsewhere and give its folder as the dataset's "
-            "source."
+            "goes on from there. Without internet: fetch the file elsewhere and give its folder as "
+            "dataset.source."
         )
     if isinstance(error, OSError) and error.errno in _FULL:
         return FetchError(

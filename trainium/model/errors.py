@@ -44,12 +44,12 @@ def explain(
     if isinstance(error, HFValidationError):
         return HubError(
             f"model {repo!r} is not the name of a hub repository: write owner/name, for example "
-            "weblab-GENIAC/Tanuki-8B-dpo-v1.0, or use a local folder as the model's source."
+            "weblab-GENIAC/Tanuki-8B-dpo-v1.0, or give a local folder as model.source."
         )
     if isinstance(error, OfflineModeIsEnabled):
         return HubError(
-            f"model {repo}: HF_HUB_OFFLINE is set, so nothing can be asked of {where}. Unset it, or use a local "
-            "folder as the model's source."
+            f"model {repo}: HF_HUB_OFFLINE is set, so nothing can be asked of {where}. Unset it, or give a local "
+            "folder as model.source."
         )
     if isinstance(error, GatedRepoError):
         return HubError(_gated(page, error, token))
@@ -57,7 +57,7 @@ def explain(
         return HubError(_missing(repo, where, token))
     if isinstance(error, RevisionNotFoundError):
         return HubError(
-            f"model {repo} has no revision {revision!r}. Write a branch, a tag or a full commit id from "
+            f"model {repo} has no revision {revision!r}. Give model.revision as a branch, a tag or a full commit id from "
             f"{page}/commits, or 'main' for the newest."
         )
     if isinstance(error, RemoteEntryNotFoundError):
@@ -81,7 +81,7 @@ def explain(
         return TransientError(
             f"model {repo}: no connection to {where} ({type(error).__name__}). Finished files are kept and a retry "
             "goes on from there. A machine without internet needs a proxy (HTTPS_PROXY), a mirror (HF_ENDPOINT), or "
-            "the model as a local folder."
+            "the model as a local folder (model.source)."
         )
     if isinstance(error, OSError) and error.errno in _FULL:
         return HubError(

@@ -261,14 +261,16 @@ def test_a_missing_bucket_is_named(s3: Any, moto: str, tmp_path: Path) -> None:
 
 def test_a_refusal_says_how_to_sign(s3: Any, relay: Relay, tmp_path: Path) -> None:
     relay.refuse = 403
-    with pytest.raises(FetchError, match=r"access denied, or no such file.*anonymous access.*S3Storage") as refused:
+    with pytest.raises(
+        FetchError, match=r"access denied, or no such file.*dataset\.unsigned=true.*S3Storage"
+    ) as refused:
         fetch(f"s3://{BUCKET}/sft", ["training.jsonl"], tmp_path, access=access(relay.endpoint))
     assert SECRET not in str(refused.value)
     assert SECRET not in repr(access(relay.endpoint))
 
 
 def test_no_credentials_is_said(tmp_path: Path) -> None:
-    with pytest.raises(FetchError, match=r"there are no AWS credentials.*anonymous access"):
+    with pytest.raises(FetchError, match=r"there are no AWS credentials.*dataset\.unsigned=true"):
         fetch(f"s3://{BUCKET}/sft", ["training.jsonl"], tmp_path, access=S3Access(region="us-east-1"))
 
 

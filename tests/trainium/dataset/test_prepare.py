@@ -102,7 +102,7 @@ def test_padding_refuses_what_would_kill_the_run(tmp_path: Path, tokenizer: Path
     message = str(refused.value)
     assert "too long: 2 rows" in message
     assert "row 2 of t.jsonl: 16 tokens with bos and eos" in message
-    assert "Raise seq_length, shorten or remove these rows, or set packing" in message
+    assert "Raise training.seq_length, shorten or remove these rows, or set training.packing=true" in message
     assert list((tmp_path / "data").iterdir()) == []
     report = run(tmp_path, tokenizer, write(tmp_path / "t.jsonl", (6, 7), (1, 1)), packing=False)
     assert (report.train.samples, report.notes) == (2, ())
@@ -115,7 +115,7 @@ def test_zero_batches_are_refused(tmp_path: Path, tokenizer: Path) -> None:
         run(tmp_path, tokenizer, train, packing=False, global_batch_size=8)
     # Two examples of 6 + 1 tokens fit into 16.
     with pytest.raises(
-        DatasetError, match=r"packed into 3 samples, are less than one global batch of 4.*or seq_length"
+        DatasetError, match=r"packed into 3 samples, are less than one global batch of 4.*or training.seq_length"
     ):
         run(tmp_path, tokenizer, train, global_batch_size=4)
     small = run(tmp_path, tokenizer, train, write(tmp_path / "v.jsonl", (1, 1)), packing=False, global_batch_size=4)
