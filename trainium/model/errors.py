@@ -57,8 +57,8 @@ def explain(
         return HubError(_missing(repo, where, token))
     if isinstance(error, RevisionNotFoundError):
         return HubError(
-            f"model {repo} has no revision {revision!r}. Give model.revision as a branch, a tag or a full commit id from "
-            f"{page}/commits, or 'main' for the newest."
+            f"model {repo} has no revision {revision!r}. Set model.revision to a branch, a tag or a full commit "
+            f"id from {page}/commits, or to main for the newest."
         )
     if isinstance(error, RemoteEntryNotFoundError):
         return HubError(
