@@ -141,7 +141,9 @@ def _check(recipe: Any, runs: Path, run_name: str) -> None:
     from trainium.config.rules import read_model_config
     from trainium.run.folder import RunFolder
 
-    if RunFolder.named(runs, run_name).record("plan") is None:
+    folder = RunFolder.named(runs, run_name)
+    folder.check_place()
+    if folder.record("plan") is None:
         plan(recipe, read_model_config(recipe)).check()
 
 

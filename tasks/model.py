@@ -20,7 +20,7 @@ from trainium.text import size
 async def fetch_model(run: Run) -> StageRecord:
     """Bring the base model to the run, or look at it where it is."""
     model = run.recipe.model
-    inputs = {"source": model.source, "revision": model.revision, "folder": str(run.places.base)}
+    inputs = {"source": model.source, "revision": model.revision, "folder": model.folder}
     return await run_stage(run, "model", inputs, lambda: asyncio.to_thread(_fetch, run))
 
 

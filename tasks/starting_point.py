@@ -1,4 +1,4 @@
-"""Where an attempt at training starts. Decided once: an attempt that is adopted must be described as it was submitted."""
+"""Where an attempt at training starts. Decided once: what is adopted must be described as it was submitted."""
 
 from pathlib import Path
 

@@ -1,5 +1,6 @@
 """Names and files of one run: `<runs>/<run name>/`."""
 
+import os
 import re
 import secrets
 from collections.abc import Callable, Mapping
@@ -21,6 +22,10 @@ class RunNameError(UserError):
     """A name that would not be one folder below the runs folder."""
 
 
+class RunsFolderError(UserError):
+    """A folder in which no run can be."""
+
+
 class RecipeChanged(UserError):
     """The run was started with other values, and they change the result."""
 
@@ -39,6 +44,19 @@ class BrokenRun(UserError):
     """The file that says what this run is cannot be read."""
 
 
+def check_runs_folder(runs: Path) -> Path:
+    """The folder as an absolute path without `..`, one for all ways to write it, or RunsFolderError."""
+    path = Path(os.path.normpath(runs.expanduser().absolute()))
+    text = str(path)
+    # Job scripts, Slurm and JSON have to carry it: better refused here than after a download of hours.
+    if re.search(r"[\x00-\x1f\x7f\\\ud800-\udfff]", text):
+        raise RunsFolderError(
+            f"runs folder {text!r} does not work: a job's files would be in it, and Slurm reads a backslash, a control "
+            "character or bytes that are no UTF-8 in their paths as something else. Use a folder without them."
+        )
+    return path
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """Where everything of a run is. Making this object touches nothing; `start` does."""
@@ -47,7 +65,8 @@ class RunFolder:
 
     @classmethod
     def named(cls, runs: Path, name: str) -> "RunFolder":
-        return cls(runs.expanduser().absolute() / check_run_name(name))
+        """The run of this name in the folder `runs`. Raises RunNameError and RunsFolderError."""
+        return cls(check_runs_folder(runs) / check_run_name(name))
 
     @property
     def name(self) -> str:
@@ -86,6 +105,15 @@ class RunFolder:
     def job(self, stage: str, attempt: int) -> Path:
         return self.jobs / f"{stage}-{attempt}"
 
+    def check_place(self) -> None:
+        """Raise RunsFolderError when this folder can neither be entered nor made. Touches nothing."""
+        there = next(folder for folder in (self.path, *self.path.parents) if folder.exists())
+        if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+            why = "you may not write there" if there.is_dir() else "it is not a folder"
+            raise RunsFolderError(
+                f"runs folder {self.path.parent} does not work: {there}: {why}. Use --runs, or the cluster's `runs`."
+            )
+
     def attempts(self, stage: str) -> tuple[int, ...]:
         """Numbers of the attempts there are, in order."""
         pattern = re.compile(rf"{re.escape(stage)}-(\d+)")
@@ -107,6 +135,7 @@ class RunFolder:
         names what changed. Once a job was submitted they stay: raises RecipeChanged; and RunBusy while another process
         has the run. Nothing is changed then.
         """
+        self.check_place()
         self.path.mkdir(parents=True, exist_ok=True)
         lease = Lease.take(self.path / "lease.json")
         try:

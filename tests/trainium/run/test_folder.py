@@ -1,12 +1,13 @@
 """The run folder: names, the frozen recipe, records that stand for work, and the ledger of attempts."""
 
+import os
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainium.run.folder import BrokenRun, RecipeChanged, RunFolder, RunNameError, check_run_name
+from trainium.run.folder import BrokenRun, RecipeChanged, RunFolder, RunNameError, RunsFolderError, check_run_name
 from trainium.run.records import JobNote, Output, StageRecord, digest
 
 
@@ -187,3 +188,30 @@ def test_a_shared_output_may_grow_and_may_not_shrink(tmp_path: Path) -> None:
     assert [own.still_there(), shared.still_there()] == [False, True]
     (cache / "a").unlink()
     assert not shared.still_there()
+
+
+@pytest.mark.parametrize("runs", ["a\nb", "a\n", "a\\b", "a\x1b[31m", "a\x7f", "\udcff", "\t"])
+def test_runs_folders_that_job_scripts_cannot_carry_are_refused_at_once(runs: str, tmp_path: Path) -> None:
+    with pytest.raises(RunsFolderError, match="Use a folder without them"):
+        RunFolder.named(tmp_path / runs, "r")
+
+
+def test_a_runs_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for folder in (RunFolder.named(tmp_path / "file", "r"), RunFolder.named(tmp_path / "file" / "below", "r")):
+        for use in (folder.check_place, lambda folder=folder: start(folder)):
+            with pytest.raises(RunsFolderError, match="it is not a folder"):
+                use()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_runs_folder_that_may_not_be_written_is_refused() -> None:
+    with pytest.raises(RunsFolderError, match="you may not write there"):
+        RunFolder.named(Path("/proc/runs"), "r").check_place()
+
+
+def test_a_run_is_the_same_however_its_folder_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    written = [tmp_path / "runs", Path("../runs"), Path("./../runs/."), tmp_path / "x" / ".." / "runs"]
+    assert {RunFolder.named(runs, "r").path for runs in written} == {tmp_path / "runs" / "r"}
