@@ -9,7 +9,7 @@ from trainium.run.folder import RunFolder
 
 @dataclass(frozen=True)
 class Places:
-    """Absolute paths of one run. A model in a local folder is read where it is, never copied."""
+    """Absolute paths of one run (`load_recipe` made the recipe's absolute). A local model is read where it is."""
 
     folder: RunFolder
     recipe: Recipe
@@ -18,16 +18,16 @@ class Places:
     def base(self) -> Path:
         model = self.recipe.model
         if model.kind == "folder":
-            return _absolute(model.source)
-        return _absolute(model.folder) if model.folder else self.folder.path / "base"
+            return Path(model.source)
+        return Path(model.folder) if model.folder else self.folder.path / "base"
 
     @property
     def source_data(self) -> Path:
         """The rows as they were fetched, before columns are mapped."""
         dataset = self.recipe.dataset
         if dataset.kind == "folder":
-            return _absolute(dataset.source)
-        return _absolute(dataset.folder) if dataset.folder else self.folder.path / "source-data"
+            return Path(dataset.source)
+        return Path(dataset.folder) if dataset.folder else self.folder.path / "source-data"
 
     @property
     def data(self) -> Path:
@@ -49,7 +49,7 @@ class Places:
     @property
     def cache(self) -> Path:
         cache = self.recipe.compile.cache
-        return _absolute(cache) if cache else self.folder.path / "cache"
+        return Path(cache) if cache else self.folder.path / "cache"
 
     @property
     def experiment(self) -> Path:
@@ -63,7 +63,3 @@ class Places:
     @property
     def export(self) -> Path:
         return self.folder.path / "export"
-
-
-def _absolute(path: str) -> Path:
-    return Path(path).expanduser().absolute()
