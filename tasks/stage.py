@@ -44,7 +44,7 @@ async def run_stage(
     run: Run, stage: str, inputs: Mapping[str, Any], work: Callable[[], Awaitable[StageResult]]
 ) -> StageRecord:
     """Do the work, or return the record of the time it was done with equal inputs."""
-    key = digest({"stage": stage, "inputs": inputs, "after": [_result_of(run, before) for before in AFTER[stage]]})
+    key = digest({"stage": stage, "inputs": inputs, "after": [_key_of(run, before) for before in AFTER[stage]]})
     done = run.folder.finished(stage, key)
     if done:
         _tell(run, done, skipped=True)
@@ -81,7 +81,7 @@ async def run_stage(
     return record
 
 
-def _result_of(run: Run, stage: str) -> str | None:
+def _key_of(run: Run, stage: str) -> str | None:
     record = run.folder.record(stage)
     return record.inputs if record else None
 
