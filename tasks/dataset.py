@@ -1,6 +1,7 @@
 """Stage dataset: the rows, checked one by one, in the columns the trainer reads."""
 
 import asyncio
+from dataclasses import asdict
 from pathlib import Path
 
 from prefect import task
@@ -48,7 +49,12 @@ def _prepare(run: Run) -> StageResult:
         outputs=(Output.of(run.places.data),),
         verified=(f"{sum(split.rows for split in splits.values())} rows, each one usable", *origin),
         notes=report.notes,
-        facts={"digest": report.digest, "rows": report.train.rows, "steps_per_epoch": report.steps_per_epoch},
+        facts={
+            "digest": report.digest,
+            "rows": report.train.rows,
+            "steps_per_epoch": report.steps_per_epoch,
+            "lengths": {name: asdict(split.lengths) for name, split in splits.items()},
+        },
         table=[_row(name, split, report) for name, split in splits.items()],
     )
 
@@ -98,6 +104,7 @@ def _row(name: str, split: SplitReport, report: DatasetReport) -> dict[str, obje
         "split": name,
         "rows": split.rows,
         "mean tokens": round(split.lengths.mean, 1),
+        "95 % up to": split.lengths.p95,
         "longest": split.lengths.max,
         "samples per epoch": split.samples,
         "dropped": split.dropped,
