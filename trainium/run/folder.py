@@ -11,7 +11,7 @@ from typing import Any
 
 from trainium.errors import UserError
 from trainium.files import read_json, write_atomic, write_json
-from trainium.run.lease import Lease
+from trainium.run.lease import Lease, LeaseLost
 from trainium.run.records import JobNote, StageRecord
 
 # What every filesystem, Slurm's %-expansion, a shell and a URL leave alone. No leading dot or dash: hidden, an option.
@@ -165,12 +165,17 @@ class RunFolder:
             )
 
     def _ledger(self) -> dict[str, Any]:
-        """run.json. Raises BrokenRun: without the uid in it nobody can tell this run's jobs from another's."""
+        """run.json. Raises BrokenRun: without the uid in it nobody can tell this run's jobs from another's.
+
+        LeaseLost when it is gone: `start` wrote it, so somebody has deleted the folder since.
+        """
         path = self.path / "run.json"
         try:
             ledger = read_json(path)
             if {"uid", "frozen"} <= ledger.keys():
                 return dict(ledger)
+        except FileNotFoundError as error:
+            raise LeaseLost(f"{path} is gone: the run folder was deleted while this flow was working in it.") from error
         except (ValueError, AttributeError):
             pass
         raise BrokenRun(

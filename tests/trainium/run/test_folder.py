@@ -1,6 +1,7 @@
 """The run folder: names, the frozen recipe, records that stand for work, and the ledger of attempts."""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainium.run.folder import BrokenRun, RecipeChanged, RunFolder, RunNameError, RunsFolderError, check_run_name
+from trainium.run.lease import LeaseLost
 from trainium.run.records import JobNote, Output, StageRecord, digest
 
 
@@ -215,3 +217,13 @@ def test_a_run_is_the_same_however_its_folder_is_written(tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path / "elsewhere")
     written = [tmp_path / "runs", Path("../runs"), Path("./../runs/."), tmp_path / "x" / ".." / "runs"]
     assert {RunFolder.named(runs, "r").path for runs in written} == {tmp_path / "runs" / "r"}
+
+
+def test_a_folder_deleted_at_work_says_so(tmp_path: Path) -> None:
+    folder = RunFolder.named(tmp_path, "r")
+    start(folder)
+    shutil.rmtree(folder.path)
+    for use in (lambda: folder.uid, lambda: folder.end_attempt("train", note(1, "FAILED"), succeeded=False)):
+        with pytest.raises(LeaseLost, match="the run folder was deleted"):
+            use()
+    assert not folder.path.exists()
