@@ -3,6 +3,7 @@
 import json
 import shlex
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from prefect import task
@@ -53,10 +54,13 @@ def _versions(activate: Path | None, environment: dict[str, str]) -> dict[str, s
     source = [f"source {shlex.quote(str(activate))}"] if activate else []
     program = shlex.quote(_PROGRAM)
     python = "python3" if activate else shlex.quote(sys.executable)
-    commands = [*source, f"{python} -c {program} {' '.join(PACKAGES)}"]
+    # As a job has it: nothing of the caller's Python, and no folder of his whose json.py or torch.py would be imported.
+    clean = ["exec 2>&1", "unset PYTHONHOME PYTHONPATH PYTHONSAFEPATH", "cd /"]
+    commands = [*clean, *source, f"{python} -c {program} {' '.join(PACKAGES)}"]
     with ShellOperation(commands=commands, env=environment, shell="bash", stream_output=False) as operation:
         process = operation.trigger()
-        process.wait_for_completion()
+        with suppress(RuntimeError):  # says only the code; what was printed says more
+            process.wait_for_completion()
         lines = process.fetch_result()
     for line in lines:
         if line.startswith(MARKER):
