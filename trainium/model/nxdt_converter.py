@@ -93,25 +93,29 @@ def converter_env() -> dict[str, str]:
 
 
 def check_layout(layout: Layout, arch: Architecture, direction: Direction) -> None:
-    """Refuse what the reference converter gets wrong, most of it silently (measured)."""
+    """Raise LayoutError for a layout that does not fit, NxdtConverterError for one that the converter gets wrong."""
     layout.check(arch)
-    m, grouped = layout.kv_replicator, arch.heads != arch.kv_heads
-    problem = None
-    if layout.instance_family == "trn2" and m > 1:
-        problem = f"kv_replicator {m} on trn2: it tiles the KV heads as on trn1, and the model attends wrongly"
-    elif arch.head_dim * arch.heads != arch.hidden:
-        problem = f"head_dim {arch.head_dim} ≠ hidden_size {arch.hidden} / {arch.heads} heads: it takes them as equal"
-    elif grouped and layout.qkv in ("coalesced", "plain"):
-        problem = f"qkv '{layout.qkv}' with {arch.heads} query and {arch.kv_heads} KV heads: it needs qkv_linear"
-    elif layout.qkv == "plain" and direction is Direction.TO_HF:
-        problem = "qkv 'plain': it cannot merge plain q_proj, k_proj and v_proj back (KeyError)"
-    elif layout.qkv == "fused" and direction is Direction.TO_HF and arch.heads != arch.kv_heads * m:
-        per_rank = f"{arch.heads // layout.tp} query and {arch.kv_heads * m // layout.tp} KV heads per rank"
-        problem = f"qkv 'fused' with {per_rank}: it cuts the fused tensor into three equal parts"
-    if problem:
+    if problem := converter_problem(layout, arch, direction):
         raise NxdtConverterError(
-            f"convert.engine nxdt: the toolchain's converter cannot do {problem}. Use convert.engine: native."
+            f"convert.engine=nxdt: the toolchain's converter cannot do {problem}. Use convert.engine=native."
         )
+
+
+def converter_problem(layout: Layout, arch: Architecture, direction: Direction) -> str | None:
+    """What the reference converter gets wrong, most of it with exit code 0 (measured, NxD 2.29); `qkv` is resolved."""
+    m, grouped = layout.kv_replicator, arch.heads != arch.kv_heads
+    if layout.instance_family == "trn2" and m > 1:
+        return f"kv_replicator {m} on trn2: it tiles the KV heads as on trn1, and the model attends wrongly"
+    if arch.head_dim * arch.heads != arch.hidden:
+        return f"head_dim {arch.head_dim} ≠ hidden_size {arch.hidden} / {arch.heads} heads: it takes them as equal"
+    if grouped and layout.qkv in ("coalesced", "plain"):
+        return f"qkv '{layout.qkv}' with {arch.heads} query and {arch.kv_heads} KV heads: it needs qkv_linear"
+    if layout.qkv == "plain" and direction is Direction.TO_HF:
+        return "qkv 'plain': it cannot merge plain q_proj, k_proj and v_proj back (KeyError)"
+    if layout.qkv == "fused" and direction is Direction.TO_HF and arch.heads != arch.kv_heads * m:
+        per_rank = f"{arch.heads // layout.tp} query and {arch.kv_heads * m // layout.tp} KV heads per rank"
+        return f"qkv 'fused' with {per_rank}: it cuts the fused tensor into three equal parts"
+    return None
 
 
 def prepare(base: Path, out: Path) -> int:

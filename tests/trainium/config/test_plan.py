@@ -178,6 +178,14 @@ def test_the_upstream_converter_is_refused_where_it_is_silently_wrong(
     assert not tanuki_plan(tanuki_config, "convert.engine=nxdt").errors
 
 
+def test_what_the_upstream_converter_cannot_merge_is_refused_before_training(
+    tanuki_config: dict[str, Any],
+) -> None:
+    multi_head = tanuki_config | {"num_key_value_heads": 32}
+    asked = ("parallelism.kv_replicator=1", "convert.qkv=plain", "convert.engine=nxdt")
+    assert list(errors(tanuki_plan(multi_head, *asked, "model.expected=null"))) == ["upstream-converter convert.engine"]
+
+
 def test_the_rehearsal_instance_has_no_device_rules(folders: list[str]) -> None:
     found = plan(load_recipe("smollm2", folders), SMOLLM2)
     found.check()

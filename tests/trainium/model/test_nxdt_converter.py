@@ -96,7 +96,7 @@ def test_what_the_converter_gets_wrong_is_refused(
 ) -> None:
     with pytest.raises(NxdtConverterError, match=message) as caught:
         argv(direction, layout, arch)
-    assert "convert.engine: native" in str(caught.value)
+    assert "convert.engine=native" in str(caught.value)
 
 
 def test_a_layout_that_does_not_fit_is_refused_as_everywhere() -> None:

@@ -2,9 +2,11 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from trainium.checkpoint.errors import LayoutError
 from trainium.config.rules.facts import Facts, Finding, layout_of
+from trainium.model.nxdt_converter import Direction, converter_problem
 
 NXD = "neuronx-distributed, parallel_layers/parallel_state.py"
 NXDT_BASE = "neuronx-distributed-training, lightning_modules/model/base.py"
@@ -146,25 +148,21 @@ def batch(facts: Facts) -> Iterator[Finding]:
 
 
 def upstream_converter(facts: Facts) -> Iterator[Finding]:
-    """Cases in which the toolchain's converter writes a wrong checkpoint and exits with 0 (measured)."""
-    arch, parallelism = facts.assumed, facts.recipe.parallelism
-    if facts.recipe.convert.engine != "nxdt" or arch is None:
+    """What the toolchain's converter gets wrong in either direction is known before anything trains."""
+    if facts.recipe.convert.engine != "nxdt" or facts.assumed is None:
         return
-    replicated = arch.kv_heads * parallelism.kv_replicator
-    fused = layout_of(facts.recipe).resolve(arch).qkv == "fused"
-    reasons = []
-    if fused and arch.heads != replicated:
-        reasons.append("it cannot merge fused q, k and v back when a core holds more query than key/value heads")
-    if facts.instance.family == "trn2" and parallelism.kv_replicator > 1:
-        reasons.append("it orders replicated key/value heads for trn1, which is wrong on trn2")
-    for reason in reasons:
+    arch, layout = facts.assumed, layout_of(facts.recipe).resolve(facts.assumed)
+    problems = [converter_problem(layout, arch, direction) for direction in Direction]
+    if problem := problems[0] or problems[1]:
+        split = replace(layout, qkv="split")  # fits whatever fused fits
+        split_works = layout.qkv == "fused" and not any(converter_problem(split, arch, way) for way in Direction)
         yield Finding(
             id="upstream-converter",
             severity="error",
             key="convert.engine",
             value="nxdt",
-            message=f"the toolchain's converter would write a wrong checkpoint without an error: {reason}",
-            fix="Use convert.engine=native",
+            message=f"the toolchain's converter cannot do {problem}",
+            fix="Use convert.engine=native" + (", or convert.qkv=split" if split_works else ""),
             source="NxD 2.29 converter, measured",
         )
 
