@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -42,14 +42,19 @@ async def cancel_left_jobs(flow: Flow[..., Any], flow_run: FlowRun, state: State
 
 @asynccontextmanager
 async def kept_alive(lease: Lease) -> AsyncIterator[None]:
-    """While inside, the lease has a heartbeat, and a cancellation through the API raises InterruptedByApi."""
+    """While inside, the lease has a heartbeat, and a cancellation through the API raises InterruptedByApi.
+
+    Raises LeaseLost when another process took the run over, or somebody deleted its folder.
+    """
     main = asyncio.current_task()
     assert main is not None
 
     async def beat() -> None:
         while True:
             await asyncio.sleep(HEARTBEAT_EVERY)
-            await asyncio.to_thread(lease.beat)
+            # A full disk may have room again before the job ends; the lease is checked at every submission.
+            with suppress(OSError):
+                await asyncio.to_thread(lease.beat)
 
     def stop_with_it(task: "asyncio.Task[None]") -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -61,6 +66,9 @@ async def kept_alive(lease: Lease) -> AsyncIterator[None]:
     try:
         yield
     except asyncio.CancelledError:
+        if heart.done() and not heart.cancelled() and (lost := heart.exception()) is not None:
+            main.uncancel()
+            raise lost from None
         if not watch.done() or watch.exception() is not None:
             raise  # a signal, or whoever runs this flow among other things
         main.uncancel()

@@ -90,6 +90,8 @@ class Lease:
 
     def beat(self) -> None:
         """Say that this process is alive. Raises LeaseLost when it no longer matters."""
+        if not self._path.parent.is_dir():
+            self.check()
         with _locked(self._path):
             self.check()
             self._write(released=False)
