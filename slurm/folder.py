@@ -171,8 +171,10 @@ def write_atomic(path: Path, text: str) -> None:
             os.fsync(file.fileno())
         Path(temporary).chmod(0o644)
         Path(temporary).replace(path)
-    except BaseException:
+    except BaseException as error:
         Path(temporary).unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(path)  # a full disk does not say whose
         raise
     folder = os.open(path.parent, os.O_RDONLY)
     try:

@@ -22,8 +22,10 @@ def write_atomic(path: Path, content: str | bytes) -> None:
             os.fsync(file.fileno())
         Path(temporary).chmod(0o644)
         Path(temporary).replace(path)
-    except BaseException:
+    except BaseException as error:
         Path(temporary).unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(path)  # a full disk does not say whose
         raise
     sync_folder(path.parent)
 
