@@ -80,10 +80,10 @@ class LocalScheduler:
         streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
         with (staging / "supervisor.log").open("w") as log:
             try:
-                # The supervisor keeps nothing of this process open and is in a session of its own.
-                code = subprocess.run(
-                    command, **streams, stderr=log, start_new_session=True, cwd="/", timeout=_START_TIMEOUT, check=False
-                ).returncode
+                # The supervisor keeps nothing of this process open, is in a session of its own, and lives for as long
+                # as the job: it sees none of the caller's tokens either.
+                streams |= {"stderr": log, "env": {}, "start_new_session": True, "cwd": "/"}
+                code = subprocess.run(command, **streams, timeout=_START_TIMEOUT, check=False).returncode
             except subprocess.TimeoutExpired:
                 raise SubmitUncertain(f"the supervisor of {job_id} did not report within {_START_TIMEOUT} s") from None
         if code != 0:
