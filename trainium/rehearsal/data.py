@@ -50,7 +50,8 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
     if text.lstrip().startswith("["):
         rows: list[dict[str, Any]] = json.loads(text)
     else:
-        rows = [json.loads(line) for line in text.splitlines() if line.strip()]
+        # Not splitlines(): it breaks at U+2028 and others too, which JSON texts may hold.
+        rows = [json.loads(line) for line in text.split("\n") if line.strip()]
     if not rows:
         raise ValueError(f"{file}: the dataset has no rows")
     return rows
