@@ -106,6 +106,12 @@ def _weight_files(folder: Path) -> tuple[list[Path], Mapping[str, str] | None]:
                     f"{index_file.name} names). Download or copy them."
                 )
             return [folder / name for name in names], index
+        links = sorted(path.name for path in folder.glob(f"*{suffix}*") if not path.exists())
+        if links:
+            raise SnapshotError(
+                f"{folder}: {', '.join(links[:3])} are links to files that are gone. Download the model again, or copy "
+                "the files instead of the links."
+            )
         shards = sorted(path.name for path in folder.glob(f"*{suffix}"))
         if shards:
             raise SnapshotError(
