@@ -58,6 +58,12 @@ def run(
             "Default: installed, or rehearsal for instance_type rehearsal."
         ),
     ] = None,
+    hub: Annotated[
+        str | None, typer.Option(help="Name of a registered Hugging Face Hub block. Default: the public hub.")
+    ] = None,
+    storage: Annotated[
+        str | None, typer.Option(help="Name of a registered S3 Storage block. Default: boto3's own credentials.")
+    ] = None,
     dry_run: DryRunOption = False,
 ) -> None:
     """Run a recipe from the base model to the verified export."""
@@ -68,12 +74,15 @@ def run(
     values = load_recipe(recipe, given)  # refused in a second, before Prefect is even imported
     name = check_run_name(_dated(values.name) if run_name is None else run_name)
     _quiet_prefect()
-    where, tools = _cluster(cluster, runs, values), _toolchain(toolchain, values)
+    from flows import choices
+
+    where, tools = choices.cluster(cluster, runs, values), choices.toolchain(toolchain, values)
     if dry_run:
         _print_dry_run(values, name, where, tools)
-    else:
-        _check(values, where.runs, name)
-        _finetune(recipe, given, name, where, tools)
+        return
+    _check(values, where.runs, name)
+    sources = {"hub": choices.hub(hub), "storage": choices.storage(storage)}
+    _finetune(recipe, name, overrides=given, cluster=where, toolchain=tools, **sources)
 
 
 @app.command()
@@ -108,9 +117,10 @@ def cancel(
     )
 
 
-def _finetune(recipe: str, overrides: list[str], run_name: str, cluster: Any, toolchain: Any) -> None:
+def _finetune(recipe: str, run_name: str, *, cluster: Any, **parameters: Any) -> None:
     from prefect.exceptions import CancelledRun
 
+    from flows.choices import reach_prefect
     from flows.finetune import finetune
     from flows.terminal import TerminalListener
     from tasks.cancellation import cancel_jobs
@@ -118,13 +128,11 @@ def _finetune(recipe: str, overrides: list[str], run_name: str, cluster: Any, to
     from trainium.run.folder import RunFolder
 
     folder = RunFolder.named(cluster.runs, run_name)
-    _reach_prefect()
+    reach_prefect()
     console.print(f"Run [bold]{run_name}[/] in {escape(str(folder.path))}", highlight=False, soft_wrap=True)
     try:
         with listening(TerminalListener(console)):
-            report = asyncio.run(
-                finetune(recipe, overrides=overrides, run_name=run_name, cluster=cluster, toolchain=toolchain)
-            )
+            report = asyncio.run(finetune(recipe, run_name=run_name, cluster=cluster, **parameters))
     except (KeyboardInterrupt, asyncio.CancelledError):
         _detached(folder, lambda: cancel_jobs(folder))
     except CancelledRun:
@@ -145,23 +153,6 @@ def _check(recipe: Any, runs: Path, run_name: str) -> None:
     folder.check_place()
     if folder.record("plan") is None:
         plan(recipe, read_model_config(recipe)).check()
-
-
-def _reach_prefect() -> None:
-    """A server that the user's settings name and that is down would show itself as a traceback of the HTTP client."""
-    from prefect import get_client
-    from prefect.settings import PREFECT_API_URL
-
-    url = PREFECT_API_URL.value()
-    if url is None:
-        return  # Prefect then starts a server of its own
-    with get_client(sync_client=True) as client:
-        error = client.api_healthcheck()
-    if error is not None:
-        raise StageFailed(
-            f"Prefect's server at {url} does not answer ({error}). Start it with `prefect server start`, or unset "
-            "PREFECT_API_URL (`prefect config unset PREFECT_API_URL`) to do without a server of your own."
-        )
 
 
 def _print_dry_run(recipe: Any, run_name: str, cluster: Any, toolchain: Any) -> None:
@@ -192,45 +183,6 @@ def _detached(folder: Any, cancel_now: Any) -> None:
     raise typer.Exit(FAILED)
 
 
-def _cluster(choice: str | None, runs: Path, recipe: Any) -> Any:
-    from blocks import LocalCluster, SlurmCluster
-    from flows.finetune import default_cluster
-
-    if choice is None:
-        return default_cluster(recipe, runs)
-    if choice in ("local", "slurm"):
-        return LocalCluster(runs=runs) if choice == "local" else SlurmCluster(runs=runs)
-    kind, _, name = choice.partition("/")
-    kinds: dict[str, Any] = {"slurm-cluster": SlurmCluster, "local-cluster": LocalCluster}
-    if kind not in kinds or not name:
-        raise UserError(
-            f"--cluster {choice!r} is none of: local, slurm, slurm-cluster/NAME, local-cluster/NAME "
-            "(the last two are registered blocks)"
-        )
-    return _load(kinds[kind], name, "--cluster", "local, slurm")
-
-
-def _toolchain(choice: str | None, recipe: Any) -> Any:
-    from blocks import NeuronToolchain
-    from flows.finetune import default_toolchain
-
-    if choice is None:
-        return default_toolchain(recipe)
-    known = {"rehearsal": NeuronToolchain.stand_in, "installed": NeuronToolchain.installed}
-    return known[choice]() if choice in known else _load(NeuronToolchain, choice, "--toolchain", "rehearsal, installed")
-
-
-def _load(block: Any, name: str, option: str, others: str) -> Any:
-    _reach_prefect()
-    try:
-        return block.load(name)
-    except ValueError as error:
-        raise UserError(
-            f"{option}: no {block.__name__} block named {name!r} is registered. Use {others}, register blocks with "
-            "`python -m deployments.register`, or make one in the Prefect UI."
-        ) from error
-
-
 def _dated(recipe: str) -> str:
     return f"{recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
 
@@ -245,12 +197,12 @@ def _quiet_prefect() -> None:
 
 def main() -> None:
     """Entry point: 0 done, 1 failed, 2 refused; one message and no traceback for everything that was foreseen."""
-    from slurm.errors import InvalidJobSpec, SlurmError
+    from slurm.errors import InvalidJobSpec, SlurmError, SubmitRejected
     from trainium.run.lease import LeaseLost
 
     try:
         app()
-    except (UserError, InvalidJobSpec) as error:
+    except (UserError, InvalidJobSpec, SubmitRejected) as error:
         errors.print(f"[bold red]refused:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(REFUSED)
     except (StageFailed, SlurmError, TransientError, LeaseLost, OSError) as error:

@@ -45,7 +45,8 @@ async def finetune(
 
     Args:
         recipe: Name of a recipe in deployments/recipes, or path of a YAML file.
-        overrides: Values that differ from the recipe's: `key.nested=value` lines, or the form's fields.
+        overrides: Values that differ from the recipe's: `key.nested=value` lines (list), or the form's fields
+            (RecipeOverrides), where a value that stays None is the recipe's.
         run_name: Name of the run and of its folder. Starting it again goes on where it stopped.
             Default: the recipe's name and the scheduled time of this flow run.
         cluster: Where jobs run, and in which folder the run is. Default: Slurm as this machine knows it, or this
@@ -70,7 +71,7 @@ async def finetune(
         run = Run(site, lease, hub=hub, storage=storage, listeners=current_listeners())
         async with kept_alive(lease):
             await _stages(run)
-        return await asyncio.to_thread(write_report, run)
+        return await write_report(run)
     except InterruptedByApi:
         # What a flow returns as a state becomes the run's; any exception would make it Failed or Crashed.
         return cast(Path, Cancelled(message="Cancelled through the API, and the run's job with it."))

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,12 +17,13 @@ from tasks.context import Run
 from tasks.jobspecs import RESULT
 from tasks.stage import log
 from trainium.errors import StageFailed
-from trainium.files import read_json
+from trainium.files import read_json, write_json
 from trainium.logs.diagnose import diagnose
 from trainium.logs.tail import last_lines
 from trainium.run.folder import RunFolder
 from trainium.run.records import JobNote, Output
 
+DIAGNOSIS = "diagnosis.json"
 TICK = 1.0  # seconds between two looks into a running job's log
 ASK_AGAIN = 10.0  # seconds between two tries to submit while the scheduler does not answer
 LINES_SHOWN = 20
@@ -133,8 +134,9 @@ def _note(folder: JobFolder, attempt: int, outcome: Outcome) -> JobNote:
 
 
 def failure_text(stage: str, folder: JobFolder, outcome: Outcome, *, nodes: int) -> str:
-    """Everything somebody needs who was not there."""
+    """Everything somebody needs who was not there; for machines, all findings are in the job's diagnosis.json."""
     findings = diagnose(folder.log, stage, nodes=nodes)
+    write_json(folder.path / DIAGNOSIS, [asdict(finding) for finding in findings])
     lines = [f"{stage} failed: job {outcome.job_id} {outcome.detail}"]
     lines += [f"  on {outcome.nodes}"] if outcome.nodes else []
     lines += [f"  {finding.summary} ({finding.cls}). {finding.action}" for finding in findings[:3]]

@@ -11,6 +11,7 @@ from tasks.context import Run
 from tasks.plan import check_model
 from tasks.retries import TRANSIENT
 from tasks.stage import StageResult, run_stage
+from trainium.errors import UserError
 from trainium.model.snapshot import ModelFolder, check_snapshot
 from trainium.run.records import Output, StageRecord
 from trainium.text import size
@@ -20,7 +21,12 @@ from trainium.text import size
 async def fetch_model(run: Run) -> StageRecord:
     """Bring the base model to the run, or look at it where it is."""
     model = run.recipe.model
-    inputs = {"source": model.source, "revision": model.revision, "folder": model.folder}
+    inputs = {
+        "source": model.source,
+        "revision": model.revision,
+        "folder": model.folder,
+        "chat_template": run.recipe.export.chat_template,
+    }
     return await run_stage(run, "model", inputs, lambda: asyncio.to_thread(_fetch, run))
 
 
@@ -36,6 +42,7 @@ def _fetch(run: Run) -> StageResult:
         verified, facts = ("used where it is",), {}
     model = check_snapshot(run.places.base)
     check_model(run, dict(model.config))
+    _check_chat_template(run)
     return StageResult(
         outputs=(Output.of(run.places.base),),
         verified=(
@@ -67,6 +74,19 @@ def _progress(run: Run) -> Callable[[Any], None]:
         run.progress("model", f"{size(progress.bytes_done)} of {size(progress.bytes_total)}", fraction)
 
     return tell
+
+
+def _check_chat_template(run: Run) -> None:
+    """A template that does not render is refused here, not by the export after days of training."""
+    template = run.recipe.export.chat_template
+    if template is None:
+        return
+    from trainium.model.loading import check_chat_template, load_tokenizer  # transformers: seconds of import
+
+    try:
+        check_chat_template(load_tokenizer(run.places.base), template)
+    except UserError as error:
+        raise UserError(f"export.chat_template: {error}") from error
 
 
 def _notes(model: ModelFolder) -> tuple[str, ...]:

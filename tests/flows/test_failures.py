@@ -51,6 +51,7 @@ async def test_training_that_dies_goes_on_from_its_last_complete_checkpoint(fold
     assert message.startswith(f"train failed: job {job_ids(folder)['train-1']}")
     assert str(log) in message
     assert "train:exit@3" in message  # the exception, out of its last lines
+    assert any("train:exit@3" in str(finding) for finding in read_json(folder.job("train", 1) / "diagnosis.json"))
     assert folder.record("train") is None
     before = job_ids(folder)
     assert set(before) == {"convert-1", "compile-1", "train-1"}
