@@ -40,6 +40,10 @@ def check_run_name(name: str) -> str:
     return name
 
 
+class SourceChanged(UserError):
+    """The base model or the rows are not the ones that the run's jobs worked with."""
+
+
 class BrokenRun(UserError):
     """The file that says what this run is cannot be read."""
 
@@ -224,6 +228,19 @@ class RunFolder:
         return any((e["stage"], e["attempt"]) == (stage, attempt) and not e["succeeded"] for e in ledger)
 
     def finish(self, record: StageRecord) -> None:
+        """Write the stage's record. Raises SourceChanged when jobs have worked with other content of the same source.
+
+        Sources (model, dataset) name their content in `facts["digest"]`; their inputs say only where it is from.
+        """
+        before = self.record(record.stage)
+        if before and not record.jobs and before.inputs == record.inputs and any(self.jobs.glob("*")):
+            old, new = before.facts.get("digest"), record.facts.get("digest")
+            if old != new:
+                raise SourceChanged(
+                    f"the {record.stage} of run {self.name!r} has changed since its jobs were submitted (digest "
+                    f"{str(old)[:12]} → {str(new)[:12]}). What they made belongs to the old content. Put that back, or "
+                    "give the new run another name."
+                )
         write_json(self.path / "stages" / f"{record.stage}.json", record.to_json())
 
 

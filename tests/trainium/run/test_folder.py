@@ -2,13 +2,22 @@
 
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainium.run.folder import BrokenRun, RecipeChanged, RunFolder, RunNameError, RunsFolderError, check_run_name
+from trainium.run.folder import (
+    BrokenRun,
+    RecipeChanged,
+    RunFolder,
+    RunNameError,
+    RunsFolderError,
+    SourceChanged,
+    check_run_name,
+)
 from trainium.run.lease import LeaseLost
 from trainium.run.records import JobNote, Output, StageRecord, digest
 
@@ -227,3 +236,22 @@ def test_a_folder_deleted_at_work_says_so(tmp_path: Path) -> None:
         with pytest.raises(LeaseLost, match="the run folder was deleted"):
             use()
     assert not folder.path.exists()
+
+
+def test_a_source_may_change_until_a_job_has_worked_with_it(tmp_path: Path) -> None:
+    folder = RunFolder.named(tmp_path, "r")
+    start(folder)
+
+    def model(content: str, inputs: str = "k") -> StageRecord:
+        return replace(record("model", inputs), jobs=(), facts={"digest": content})
+
+    folder.finish(model("a"))
+    folder.finish(model("b"))
+    folder.job("convert", 1).mkdir(parents=True)
+    folder.finish(model("b"))  # read again, for a file more in the folder
+    with pytest.raises(SourceChanged, match=r"the model of run 'r' has changed .* Put that back"):
+        folder.finish(model("a"))
+    kept = folder.record("model")
+    assert kept is not None
+    assert kept.facts == {"digest": "b"}
+    folder.finish(model("a", inputs="another place"))  # all that comes after it will be done again
