@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,7 +10,7 @@ from prefect.exceptions import MissingContextError
 from prefect.logging import get_run_logger
 from prefect.logging.loggers import get_logger
 
-from tasks.artifacts import show_record
+from tasks.artifacts import show_failure, show_record
 from tasks.context import Run
 from trainium.run.folder import now
 from trainium.run.records import JobNote, Output, StageRecord, digest
@@ -60,6 +61,9 @@ async def run_stage(
     except BaseException as error:
         for listener in run.listeners:
             listener.failed(stage, error)
+        if isinstance(error, Exception):
+            with suppress(Exception):  # whatever an API says that is gone: the stage's own error is the one to raise
+                await show_failure(stage, error)
         raise
     record = StageRecord(
         stage=stage,

@@ -61,7 +61,7 @@ async def _train(run: Run) -> StageResult:
         head = f"train failed: job {job.note.id} ended with code 0, but the training is not what it should be:"
         text = [head, *(f"  {problem}" for problem in problems), f"  log: {job.note.log}", *failure_lines(job.folder)]
         raise StageFailed("\n".join(text))
-    await show_markdown("train-loss", loss_curve(losses))
+    await show_markdown("train-loss", loss_curve(losses), f"loss of `{run.folder.name}`, step by step")
     return StageResult(
         outputs=(Output.of(checkpoint.path),),
         jobs=(job.note,),
@@ -108,7 +108,7 @@ class _Follower:
         self._run = run
         self._log: TrainingLog | None = None
         self._tail: Tail | None = None
-        self._bar = Progress("train-progress", "training steps")
+        self._bar = Progress("train-progress")
         self._shown = 0.0
 
     async def tick(self, folder: JobFolder) -> None:
@@ -116,21 +116,24 @@ class _Follower:
         progress = self._read(folder).progress
         if not progress.points:
             return
-        fraction = self._fraction(progress)
-        self._run.progress("train", _line(progress, self._run.recipe.training.max_steps, self.cores.peak), fraction)
+        fraction, text = self._fraction(progress), self._line(progress)
+        self._run.progress("train", text, fraction)
         if time.monotonic() - self._shown > UI_EVERY:
             self._shown = time.monotonic()
-            await self._bar.update(fraction)
+            await self._bar.update(fraction, text)
 
     async def finish(self, folder: JobFolder) -> TrainingProgress:
         """What the whole log says; the bar ends where the training did, however short ago it was moved."""
         log = self._read(folder)
         log.close()
-        await self._bar.update(self._fraction(log.progress))
+        await self._bar.update(self._fraction(log.progress), self._line(log.progress))
         return log.progress
 
     def _fraction(self, progress: TrainingProgress) -> float:
         return min(progress.step / self._run.recipe.training.max_steps, 1.0)
+
+    def _line(self, progress: TrainingProgress) -> str:
+        return _line(progress, self._run.recipe.training.max_steps, self.cores.peak)
 
     def _read(self, folder: JobFolder) -> TrainingLog:
         if self._tail is None or self._log is None:
