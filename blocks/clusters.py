@@ -54,7 +54,8 @@ class SlurmCluster(Block):
     )
     adopt_within: timedelta = Field(
         default=timedelta(seconds=60),
-        description="How long a submission whose answer was lost is looked for before it is made again.",
+        description="How long a submission whose answer was lost is looked for before it is made again (ISO 8601: "
+        "PT1M is a minute).",
     )
 
     @property
@@ -77,7 +78,8 @@ class LocalCluster(Block):
     )
     adopt_within: timedelta = Field(
         default=timedelta(seconds=2),
-        description="How long a submission whose answer was lost is looked for before it is made again.",
+        description="How long a submission whose answer was lost is looked for before it is made again (ISO 8601: "
+        "PT2S is two seconds).",
     )
 
     @property

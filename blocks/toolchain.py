@@ -24,7 +24,9 @@ class NeuronToolchain(Block):
         default=None, description="Script to source first, such as ~/env/bin/activate of the NxDT environment."
     )
     environment: dict[str, str] = Field(
-        default_factory=dict, description="Variables to export in the jobs that compile and train. No secrets."
+        default_factory=dict,
+        description="Variables to export in the jobs that compile and train, as a JSON object such as "
+        '{"NEURON_RT_LOG_LEVEL": "INFO"}. No secrets.',
     )
     rehearsal: bool = Field(
         default=False, description="Whether this is the stand-in for CPUs; every report then says so."

@@ -163,7 +163,7 @@ class Training(Section):
     compiler_flags: str = Field(
         description="Flags for neuronx-cc; never --cache_dir, which would defeat compile.cache."
     )
-    runtime: Runtime = Field(description="Neuron runtime.")
+    runtime: Runtime = Field(description="Settings of the Neuron runtime.")
     experiment: Name | None = Field(None, description="Experiment name in NxDT's logs; null: the recipe's name.")
     checkpoint_name: Name | None = Field(
         None, description="Beginning of the checkpoints' names; null: the experiment's name."
@@ -244,15 +244,15 @@ class Recipe(Section):
     name: Name = Field(description="Short name of the recipe; part of run names.")
     description: str = Field("", description="What it is for, in a sentence.")
     instance_type: InstanceName = Field(description="Kind of node that trains; rehearsal: CPUs that pretend.")
-    model: Model = Field(description="Base model.")
-    parallelism: Parallelism = Field(description="Layout over cores.")
-    dataset: Dataset = Field(description="Rows to learn from.")
-    training: Training = Field(description="Trainer.")
-    compile: Compile = Field(description="Compilation.")
-    convert: Convert = Field(description="Checkpoint conversion.")
-    export: Export = Field(description="Hand-over.")
-    evaluate: Evaluate = Field(description="Comparison.")
-    resources: Resources = Field(description="Slurm resources.")
+    model: Model = Field(description="Base model: where it comes from, which revision.")
+    parallelism: Parallelism = Field(description="Layout over the cores: tensor and pipeline degrees, ZeRO-1.")
+    dataset: Dataset = Field(description="Rows to learn from: where they come from, their files and columns.")
+    training: Training = Field(description="Trainer: steps, batches, learning rate, checkpoints, precision.")
+    compile: Compile = Field(description="Compilation ahead of training, and its cache.")
+    convert: Convert = Field(description="Conversion between Hugging Face and NxD checkpoints.")
+    export: Export = Field(description="The tuned model as it is handed over: chat template, data type.")
+    evaluate: Evaluate = Field(description="Comparison of base and tuned model: held-out rows, sample answers.")
+    resources: Resources = Field(description="What the jobs ask Slurm for: nodes, partition, time limits.")
 
     @property
     def experiment(self) -> str:
