@@ -1,7 +1,7 @@
 """What the Prefect UI shows of a stage. Keys are the same in every run, so the UI keeps their history."""
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from io import BytesIO
 from uuid import UUID
 
@@ -13,6 +13,7 @@ from prefect.artifacts import (
 )
 from prefect.context import get_run_context
 from prefect.exceptions import MissingContextError
+from prefect.logging.loggers import get_logger
 
 from trainium.run.records import StageRecord
 from trainium.run.report import cell
@@ -23,8 +24,6 @@ MAX_ROWS = 500  # the UI has no limit of its own and slows down with thousands
 
 async def show_record(record: StageRecord) -> None:
     """The stage's table, and what was verified as its description."""
-    if not _in_a_run():
-        return
     description = "\n".join(
         [
             f"**{record.stage}** in {duration(record.seconds)}",
@@ -34,7 +33,7 @@ async def show_record(record: StageRecord) -> None:
         ]
     )
     rows = [dict(row) for row in record.table[:MAX_ROWS]] or [{"stage": record.stage, "seconds": record.seconds}]
-    await acreate_table_artifact(table=rows, key=f"{record.stage}-table", description=description)
+    await _show(lambda: acreate_table_artifact(table=rows, key=f"{record.stage}-table", description=description))
 
 
 async def show_failure(stage: str, error: Exception) -> None:
@@ -44,8 +43,7 @@ async def show_failure(stage: str, error: Exception) -> None:
 
 
 async def show_markdown(key: str, text: str, description: str) -> None:
-    if _in_a_run():
-        await acreate_markdown_artifact(markdown=text, key=key, description=description)
+    await _show(lambda: acreate_markdown_artifact(markdown=text, key=key, description=description))
 
 
 class Progress:
@@ -56,13 +54,12 @@ class Progress:
         self._id: UUID | None = None
 
     async def update(self, fraction: float, text: str) -> None:
-        if not _in_a_run():
-            return
         percent = round(100 * min(max(fraction, 0.0), 1.0), 1)
-        if self._id is None:
-            self._id = await acreate_progress_artifact(percent, key=self._key, description=text)
+        made = self._id
+        if made is None:
+            self._id = await _show(lambda: acreate_progress_artifact(percent, key=self._key, description=text))
         else:
-            await aupdate_progress_artifact(self._id, percent, description=text)
+            await _show(lambda: aupdate_progress_artifact(made, percent, description=text))
 
 
 def loss_curve(points: Sequence[tuple[int, float]]) -> str:
@@ -82,10 +79,14 @@ def loss_curve(points: Sequence[tuple[int, float]]) -> str:
     return f"![Training loss](data:image/png;base64,{image})"
 
 
-def _in_a_run() -> bool:
-    """Stages can run outside Prefect (in tests, by hand): then there is nothing to show them in."""
+async def _show(make: Callable[[], Awaitable[UUID]]) -> UUID | None:
+    """The artifact's id; None where there is nothing to show it in, and when the API does not take it."""
     try:
         get_run_context()
-    except MissingContextError:
-        return False
-    return True
+    except MissingContextError:  # stages can run outside Prefect, in tests and by hand
+        return None
+    try:
+        return await make()
+    except Exception as error:  # whatever the client raises: a server that restarts must not end a training of days
+        get_logger("trainium").warning("not shown in the UI: %s", error)
+        return None

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,8 +61,7 @@ async def run_stage(
         for listener in run.listeners:
             listener.failed(stage, error)
         if isinstance(error, Exception):
-            with suppress(Exception):  # whatever an API says that is gone: the stage's own error is the one to raise
-                await show_failure(stage, error)
+            await show_failure(stage, error)
         raise
     record = StageRecord(
         stage=stage,
