@@ -51,6 +51,19 @@ def test_both_deployments_are_there_whether_or_not_their_blocks_are(surface: Sur
     assert rehearsal.schedules == []
 
 
+def test_the_form_shows_the_blocks_that_are_there_as_chosen(surface: Surface) -> None:
+    with api() as client:
+        ids = {
+            slug: str(client.read_block_document_by_name("rehearsal", slug).id)
+            for slug in ("local-cluster", "neuron-toolchain")
+        }
+    chosen = deployment("finetune/rehearsal").parameters
+    assert chosen["cluster"] == {"$ref": {"block_document_id": ids["local-cluster"]}}
+    assert chosen["toolchain"] == {"$ref": {"block_document_id": ids["neuron-toolchain"]}}
+    later = deployment("finetune/tanuki-8b-sft").parameters  # nobody has registered these
+    assert later["cluster"] == {"$ref": {"block_document_slug": "slurm-cluster/main"}}
+
+
 def test_registering_again_changes_nothing(surface: Surface, tmp_path: Path) -> None:
     told = command("deployments.register", "--runs", str(tmp_path / "elsewhere"))
     assert "nothing new" in told
@@ -116,6 +129,12 @@ def test_keys_are_such_as_the_ui_takes(artifacts: list[Artifact]) -> None:
 
 def test_the_bar_of_training_ends_at_the_end(artifacts: list[Artifact]) -> None:
     assert of_key(artifacts, "train-progress") == 100
+
+
+def test_the_report_and_the_paths_are_in_the_ui(deployed_run: DeployedRun, artifacts: list[Artifact]) -> None:
+    assert of_key(artifacts, "report") == deployed_run.folder.report.read_text()
+    (export,) = [artifact for artifact in artifacts if artifact.key == "export-table"]
+    assert str(deployed_run.folder.path / "export") in str(export.description)
 
 
 def test_the_loss_curve_is_an_image_inside_the_markdown(artifacts: list[Artifact]) -> None:
