@@ -1,5 +1,6 @@
 """Stage train: NxDT in a job, its progress shown while it runs, its end believed only with the positive marker."""
 
+import math
 import time
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from tasks.devices import CoreWatch
 from tasks.jobs import failure_lines, run_job
 from tasks.launching import prepare_launch
 from tasks.stage import StageResult, run_stage
-from tasks.starting_point import starting_point
+from tasks.starting_point import note_divergence, starting_point
 from trainium.checkpoint.training import TrainingCheckpoint, last_complete, list_checkpoints
 from trainium.errors import StageFailed
 from trainium.logs.tail import Tail
@@ -58,6 +59,8 @@ async def _train(run: Run) -> StageResult:
     problems = [*map(str, progress.problems), *_unfinished(run, checkpoint, losses)]
     if problems or checkpoint is None:
         run.folder.end_attempt("train", job.note, succeeded=False)
+        if any(not math.isfinite(loss) for _, loss in losses):
+            note_divergence(job.folder.path, losses)
         head = f"train failed: job {job.note.id} ended with code 0, but the training is not what it should be:"
         text = [head, *(f"  {problem}" for problem in problems), f"  log: {job.note.log}", *failure_lines(job.folder)]
         raise StageFailed("\n".join(text))

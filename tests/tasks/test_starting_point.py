@@ -7,21 +7,23 @@ from pathlib import Path
 import pytest
 
 from slurm.folder import Intent, JobFolder
-from tasks.starting_point import starting_point
+from tasks.starting_point import note_divergence, starting_point
 from trainium.config.nxdt import ResumePoint
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "gqa-trn1-tp8-kv4-fused" / "trained"
 SHARDS = 8
 
 
-def save(checkpoints: Path, step: int) -> Path:
-    path = checkpoints / f"r--step={step}-consumed_samples={step * 8}.0.ckpt"
+def save(run: Path, step: int) -> Path:
+    path = run / "experiment" / "checkpoints" / f"r--step={step}-consumed_samples={step * 8}.0.ckpt"
     shutil.copytree(next(GOLDEN.glob("*.ckpt")), path)
     return path
 
 
 def start(tmp_path: Path, attempt: int) -> tuple[str, ResumePoint | None]:
-    return starting_point(tmp_path / "jobs" / f"train-{attempt}", tmp_path, shards=SHARDS, max_steps=100)
+    return starting_point(
+        tmp_path / "jobs" / f"train-{attempt}", tmp_path / "experiment" / "checkpoints", shards=SHARDS, max_steps=100
+    )
 
 
 def submit(tmp_path: Path, attempt: int) -> None:
@@ -40,6 +42,10 @@ def test_a_later_attempt_goes_on_from_the_last_complete_checkpoint(tmp_path: Pat
     assert start(tmp_path, 3) == ("train-resume-2", ResumePoint(second))
     (second / "done").unlink()
     assert start(tmp_path, 3) == ("train-resume-2", ResumePoint(first))
+    assert not second.exists()
+    assert (
+        tmp_path / "experiment" / "set-aside" / "train-3" / second.name / "checkpoint"
+    ).exists()  # moved, not deleted
 
 
 def test_a_checkpoint_of_the_last_step_is_nothing_to_go_on_from(tmp_path: Path) -> None:
@@ -47,6 +53,16 @@ def test_a_checkpoint_of_the_last_step_is_nothing_to_go_on_from(tmp_path: Path) 
     assert start(tmp_path, 2) == ("train-again-1", None)
     before = save(tmp_path, 50)
     assert start(tmp_path, 2) == ("train-resume-1", ResumePoint(before))
+
+
+def test_what_was_saved_after_the_loss_was_lost_is_not_gone_on_from(tmp_path: Path) -> None:
+    sound = save(tmp_path, 20)
+    save(tmp_path, 50)
+    losses = [(0, 5.0), (10, 4.0), (20, 3.0), (30, float("nan")), (40, float("nan"))]
+    note_divergence(tmp_path / "jobs" / "train-1", losses)
+    assert start(tmp_path, 2) == ("train-resume-1", ResumePoint(sound))
+    note_divergence(tmp_path / "jobs" / "train-2", [(20, float("inf"))])
+    assert start(tmp_path, 3) == ("train-again-2", None)
 
 
 @pytest.mark.parametrize("before", [(), (20,)])
