@@ -152,9 +152,12 @@ def test_every_block_is_of_a_type_that_its_parameter_takes(deployment: dict[str,
 
 
 @every_deployment
-def test_no_parameter_is_resolved_when_deploying(deployment: dict[str, Any]) -> None:
+def test_nothing_but_references_to_blocks_is_resolved_when_deploying(deployment: dict[str, Any]) -> None:
     """`{{ prefect.blocks… }}` would store the block's secrets in plain text, `{{ prefect.variables… }}` may be ''."""
-    assert "{{" not in str(deployment)
+    (step,) = deployment["build"]
+    looked_up = set(step["deployments.references.look_up"]) - {"id"}
+    resolved = re.findall(r"\{\{(.*?)\}\}", str(deployment))
+    assert {text.strip() for text in resolved} == {f"blocks.{name}" for name in looked_up}
 
 
 @every_deployment
