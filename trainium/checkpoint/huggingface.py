@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -10,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from trainium.checkpoint.errors import CheckpointError
 from trainium.checkpoint.shards import open_shard
-from trainium.checkpoint.weights import ITEM_BYTES, TensorInfo, Weights, damaged
+from trainium.checkpoint.weights import ITEM_BYTES, TensorInfo, Weights, damaged, mapped_array
 from trainium.files import sync_folder
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+_MAX_HEADER = 100_000_000  # the format's own limit
 INDEX = "model.safetensors.index.json"
 
 # safetensors' names of dtypes, https://huggingface.co/docs/safetensors
@@ -125,20 +127,38 @@ def _open_file(path: Path) -> Weights:
 
 
 def _open_safetensors(path: Path) -> Weights:
-    from safetensors import SafetensorError, safe_open
-
+    """Format: https://huggingface.co/docs/safetensors — 8 bytes of header length, a JSON header, the tensors."""
     try:
-        file: Any = safe_open(path, "pt")
-        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
-    except (SafetensorError, OSError) as error:
+        with path.open("rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    except (OSError, ValueError) as error:
         damaged(path, error)
-    info = {}
-    for name, item in slices.items():
-        dtype = _DTYPES.get(item.get_dtype())
-        if dtype is None:
-            raise CheckpointError(f"{path}: {name} has dtype {item.get_dtype()}, which is not supported")
-        info[name] = TensorInfo(dtype, tuple(item.get_shape()))
-    return Weights(path, info, file.get_tensor)
+    length = int.from_bytes(mapped[:8], "little")
+    if len(mapped) < 8 or not 2 <= length <= min(len(mapped) - 8, _MAX_HEADER):
+        damaged(path, "it is truncated, or not in the safetensors format (the header's length is impossible)")
+    try:
+        header = json.loads(mapped[8 : 8 + length])
+        entries = {name: _entry(item) for name, item in header.items() if name != "__metadata__"}
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        damaged(path, f"its header is damaged ({type(error).__name__}: {error})")
+    starts, end = {}, 0
+    for name, (info, first, last) in sorted(entries.items(), key=lambda entry: entry[1][1:]):
+        if first != end or last - first != info.bytes:
+            damaged(path, f"its header is damaged: {name} is said to be at {first}:{last}")
+        starts[name], end = 8 + length + first, last
+    if end != len(mapped) - 8 - length:
+        damaged(path, f"it is truncated or damaged: {end} bytes of tensors expected, {len(mapped) - 8 - length} found")
+    infos = {name: item for name, (item, _, _) in entries.items()}
+    return Weights(path, infos, lambda name: mapped_array(mapped, infos[name], starts[name]))
+
+
+def _entry(item: Mapping[str, Any]) -> tuple[TensorInfo, int, int]:
+    dtype, shape, (first, last) = _DTYPES.get(item["dtype"]), tuple(item["shape"]), item["data_offsets"]
+    if dtype is None:
+        raise ValueError(f"dtype {item['dtype']} is not supported")
+    if not all(type(number) is int and number >= 0 for number in (*shape, first, last)):
+        raise ValueError(f"shape {shape} at {first}:{last} is impossible")
+    return TensorInfo(dtype, shape), first, last
 
 
 def _open_index(path: Path) -> Weights:
@@ -157,4 +177,10 @@ def _open_index(path: Path) -> Weights:
     if lost:
         raise CheckpointError(f"{path.parent / weight_map[lost[0]]} lacks {lost[0]}, which {path.name} says it holds")
     info = {name: opened[file].info[name] for name, file in sorted(weight_map.items())}
-    return Weights(path.parent, info, lambda name: opened[weight_map[name]][name])
+    return Weights(
+        path.parent,
+        info,
+        lambda name: opened[weight_map[name]].raw(name),
+        check=lambda name: opened[weight_map[name]].check(name),
+        files=tuple(part for weights in opened.values() for part in weights.files),
+    )

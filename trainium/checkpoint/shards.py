@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from trainium.checkpoint.archive import Archive, StoredTensor, TensorReference, open_archive
 from trainium.checkpoint.errors import CheckpointError
 from trainium.checkpoint.paths import tensor_folder
-from trainium.checkpoint.weights import TensorInfo, Weights, damaged
+from trainium.checkpoint.weights import Raw, TensorInfo, Weights, damaged
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,18 +22,24 @@ def open_shard(path: Path) -> Weights:
     archive = open_archive(path)
     entries = _entries(archive)
 
-    def part(reference: TensorReference) -> Archive:
-        return open_archive(tensor_folder(path) / f"tensor_{reference.tid}.pt")
-
-    def load(name: str) -> Tensor:
+    def stored(name: str) -> tuple[Archive, StoredTensor]:
         entry = entries[name]
         if isinstance(entry, StoredTensor):
-            return archive.tensor(entry)
-        opened = part(entry)  # opened again each time: thousands of open files are more than a process may have
-        return opened.tensor(_bare(opened))
+            return archive, entry
+        # opened again each time: thousands of open files are more than a process may have
+        part = open_archive(tensor_folder(path) / f"tensor_{entry.tid}.pt")
+        return part, _bare(part)
 
-    info = {n: e.info if isinstance(e, StoredTensor) else _bare(part(e)).info for n, e in entries.items()}
-    return Weights(path, info, load)
+    def raw(name: str) -> Raw:
+        opened, tensor = stored(name)
+        return opened.raw(tensor)
+
+    def check(name: str) -> None:
+        opened, tensor = stored(name)
+        opened.check(tensor)
+
+    info = {name: stored(name)[1].info for name in entries}
+    return Weights(path, info, raw, check=check, files=(path, *_parts(path, entries)))
 
 
 def read_shard(path: Path) -> dict[str, Tensor]:
@@ -43,8 +49,7 @@ def read_shard(path: Path) -> dict[str, Tensor]:
 
 def tensor_files(path: Path) -> tuple[Path, ...]:
     """The files beside a shard that its reference dict names; none for the inline form. No torch needed."""
-    entries = _entries(open_archive(path)).values()
-    return tuple(tensor_folder(path) / f"tensor_{e.tid}.pt" for e in entries if isinstance(e, TensorReference))
+    return _parts(path, _entries(open_archive(path)))
 
 
 def write_shard(
@@ -86,6 +91,11 @@ def _entries(archive: Archive) -> dict[str, StoredTensor | TensorReference]:
         if isinstance(value, TensorReference) and not isinstance(getattr(value, "tid", None), int):
             damaged(archive.path, f"the reference for {name} has no tensor number")
     return dict(content)
+
+
+def _parts(path: Path, entries: Mapping[str, StoredTensor | TensorReference]) -> tuple[Path, ...]:
+    references = (entry for entry in entries.values() if isinstance(entry, TensorReference))
+    return tuple(tensor_folder(path) / f"tensor_{reference.tid}.pt" for reference in references)
 
 
 def _bare(archive: Archive) -> StoredTensor:
