@@ -10,7 +10,7 @@ from torch import Tensor
 from trainium.checkpoint.architecture import Architecture
 from trainium.checkpoint.errors import CheckpointError
 from trainium.checkpoint.layout import Layout
-from trainium.checkpoint.plan import HEAD, Placement, Shape, layer_of, placements, rank_targets
+from trainium.checkpoint.plan import HEAD, Placement, Shape, layer_of, placements, rank_targets, refuse_foreign
 from trainium.checkpoint.weights import Weights
 
 Read = Callable[[int, int], Mapping[str, Tensor]]
@@ -59,6 +59,7 @@ def checkpoint_sources(read: Read, arch: Architecture, layout: Layout) -> tuple[
         }
         _check_rank(shard, targets, f"tp rank {tp_rank}, pp rank {pp_rank}")
         extra |= {name: _shape(shard, name) for name in shard if name not in targets}
+    refuse_foreign(extra, arch, "the checkpoint")
     misplaced = [
         name
         for name in extra

@@ -100,6 +100,8 @@ def check_layout(layout: Layout, arch: Architecture, direction: Direction) -> No
         problem = f"kv_replicator {m} on trn2: it tiles the KV heads as on trn1, and the model attends wrongly"
     elif arch.head_dim * arch.heads != arch.hidden:
         problem = f"head_dim {arch.head_dim} ≠ hidden_size {arch.hidden} / {arch.heads} heads: it takes them as equal"
+    elif arch.qkv_bias:
+        problem = "biases of q, k and v: it knows only their weights (KeyError: 'q_proj.bias')"
     elif grouped and layout.qkv in ("coalesced", "plain"):
         problem = f"qkv '{layout.qkv}' with {arch.heads} query and {arch.kv_heads} KV heads: it needs qkv_linear"
     elif layout.qkv == "plain" and direction is Direction.TO_HF:
