@@ -78,7 +78,7 @@ class Archive:
 
     def raw(self, stored: StoredTensor) -> Raw:
         """A view of the file."""
-        place = self.places.get(stored.record, Place(0, -1, 0))
+        place = self.places.get(f"data/{stored.record}", Place(0, -1, 0))
         steps = zip(stored.info.shape, stored.stride, strict=True)
         width = ITEM_BYTES[stored.info.dtype]
         if place.size < (1 + stored.offset + sum((n - 1) * step for n, step in steps)) * width and (
@@ -92,7 +92,7 @@ class Archive:
 
         torch.save can be told to leave out checksums and then writes 0, which says nothing.
         """
-        start, size, crc = self.places.get(stored.record, Place(0, 0, 0))
+        start, size, crc = self.places[f"data/{stored.record}"]
         if crc and zlib.crc32(memoryview(self.mapped)[start : start + size]) != crc:
             damaged(self.path, f"record data/{stored.record} is corrupted (its checksum differs)")
 
@@ -107,25 +107,27 @@ def open_archive(path: Path) -> Archive:
         with path.open("rb") as file, zipfile.ZipFile(file) as archive:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
             records = {info.filename.partition("/")[2]: info for info in archive.infolist()}
-            if "data.pkl" not in records:
-                damaged(path, "it is a zip file, but torch.save did not write it")
-            if "byteorder" in records and archive.read(records["byteorder"]) != b"little":
-                damaged(path, "it was written on a big-endian machine")
-            content = _unpickle(path, archive.read(records["data.pkl"]))
     except FileNotFoundError:
         raise CheckpointError(f"{path} does not exist") from None
     except zipfile.BadZipFile as error:
         damaged(path, f"it is truncated, or torch.save did not write it ({error})")
     except (OSError, ValueError) as error:
-        if isinstance(error, CheckpointError):
-            raise
         damaged(path, error)
-    places = {
-        name.removeprefix("data/"): _place(path, info, mapped)
-        for name, info in records.items()
-        if name.startswith("data/")
-    }
+    places = {name: _place(path, info, mapped) for name, info in records.items()}
+    if "data.pkl" not in places:
+        damaged(path, "it is a zip file, but torch.save did not write it")
+    if "byteorder" in places and _content(path, mapped, places, "byteorder") != b"little":
+        damaged(path, "it was written on a big-endian machine")
+    content = _unpickle(path, _content(path, mapped, places, "data.pkl"))
     return Archive(path, content, places, mapped)
+
+
+def _content(path: Path, mapped: mmap.mmap, places: Mapping[str, Place], name: str) -> bytes:
+    place = places[name]
+    data = mapped[place.start : place.start + place.size]
+    if place.crc and zlib.crc32(data) != place.crc:
+        damaged(path, f"record {name} is corrupted (its checksum differs)")
+    return data
 
 
 def _place(path: Path, info: zipfile.ZipInfo, mapped: mmap.mmap) -> Place:

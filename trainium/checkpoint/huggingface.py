@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import mmap
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainium.checkpoint.errors import CheckpointError
+from trainium.checkpoint.image import write_image
 from trainium.checkpoint.shards import open_shard
-from trainium.checkpoint.weights import ITEM_BYTES, TensorInfo, Weights, damaged, mapped_array
+from trainium.checkpoint.weights import ITEM_BYTES, TensorInfo, Weights, byte_view, damaged, mapped_array
 from trainium.files import sync_folder
 
 if TYPE_CHECKING:
@@ -88,29 +88,41 @@ def plan_files(info: Mapping[str, TensorInfo], max_bytes: int) -> list[tuple[str
     return [(f"model-{n:05d}-of-{len(groups):05d}.safetensors", names) for n, names in enumerate(groups, 1)]
 
 
+class SafetensorsImage:
+    """One safetensors file with these tensors in this order, which has wider dtypes first (`file_order`)."""
+
+    def __init__(self, info: Mapping[str, TensorInfo]) -> None:
+        header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+        ends = [0]
+        for name, item in info.items():
+            ends.append(ends[-1] + item.bytes)
+            header[name] = {"dtype": _NAMES[item.dtype], "shape": item.shape, "data_offsets": ends[-2:]}
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        self._header = len(text).to_bytes(8, "little") + text
+        self.offsets = tuple(len(self._header) + start for start in ends[:-1])
+        self.size = len(self._header) + ends[-1]
+
+    def header(self, index: int, crc: int) -> bytes:
+        """Nothing lies between tensors."""
+        return b""
+
+    def frame(self, crcs: Sequence[int]) -> list[tuple[int, bytes]]:
+        """The header; safetensors have no checksums."""
+        return [(0, self._header)]
+
+
+def file_order(info: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
+    """Wider dtypes first, so that every tensor is aligned for its dtype."""
+    return dict(sorted(info.items(), key=lambda item: -ITEM_BYTES[item[1].dtype]))
+
+
 def write_safetensors(
     path: Path, info: Mapping[str, TensorInfo], load: Callable[[str], Tensor], written: Callable[[int], None]
 ) -> None:
-    """Stream tensors into one file, each loaded when it is its turn, wider dtypes first as safetensors wants them."""
-    from trainium.checkpoint.archive_writer import byte_view
-
-    order = sorted(info, key=lambda name: -ITEM_BYTES[info[name].dtype])
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    offset = 0
-    for name in order:
-        item = info[name]
-        end = offset + item.bytes
-        header[name] = {"dtype": _NAMES[item.dtype], "shape": item.shape, "data_offsets": [offset, end]}
-        offset = end
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for name in order:
-            file.write(byte_view(load(name)))
-            written(info[name].bytes)
-        file.flush()
-        os.fsync(file.fileno())
+    """Stream tensors into one file, each loaded when it is its turn."""
+    ordered = file_order(info)
+    write_image(path, SafetensorsImage(ordered), (byte_view(load(name)) for name in ordered), written)
 
 
 def write_index(folder: Path, info: Mapping[str, TensorInfo], files: Sequence[tuple[str, Sequence[str]]]) -> None:

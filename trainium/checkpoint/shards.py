@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from trainium.checkpoint.archive import Archive, StoredTensor, TensorReference, open_archive
+from trainium.checkpoint.archive_writer import (
+    ArchiveImage,
+    reference_info_image,
+    references_image,
+    tensor_image,
+    tensors_image,
+)
 from trainium.checkpoint.errors import CheckpointError
+from trainium.checkpoint.image import write_image
 from trainium.checkpoint.paths import tensor_folder
-from trainium.checkpoint.weights import Raw, TensorInfo, Weights, damaged
+from trainium.checkpoint.weights import Raw, TensorInfo, Weights, byte_view, damaged
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,22 +72,24 @@ def write_shard(
 
     Each tensor gets a storage of exactly its size. `written` is told the bytes of each tensor.
     """
-    from trainium.checkpoint import archive_writer
+    names = shard_images(path.name, info, form)
+    tensors = iter(tensors)
+    if form == "per-tensor":
+        tensor_folder(path).mkdir()
+    for name, image in names.items():
+        views = (byte_view(tensor) for tensor in islice(tensors, len(image.offsets)))
+        write_image(path.parent / name, image, views, written)
 
-    def counted() -> Iterable[Tensor]:
-        for tensor, item in zip(tensors, info.values(), strict=True):
-            yield tensor
-            written(item.bytes)
 
+def shard_images(name: str, info: Mapping[str, TensorInfo], form: Form) -> dict[str, ArchiveImage]:
+    """The files of one rank by name, in the order of the tensors; the one that names the others comes last."""
+    stem = name.removesuffix(".pt")
     if form == "inline":
-        archive_writer.write_tensors(path, info, counted())
-        return
-    folder = tensor_folder(path)
-    folder.mkdir()
-    for tid, tensor in enumerate(counted()):
-        archive_writer.write_tensor(folder / f"tensor_{tid}.pt", tensor)
-    archive_writer.write_reference_info(path.with_name(f"{path.name}.info.pt"), info.values())
-    archive_writer.write_references(path, info)
+        return {name: tensors_image(stem, info)}
+    folder = tensor_folder(Path(name)).name
+    parts = {f"{folder}/tensor_{tid}.pt": tensor_image(f"tensor_{tid}", item) for tid, item in enumerate(info.values())}
+    about = reference_info_image(f"{name}.info", info.values())
+    return parts | {f"{name}.info.pt": about, name: references_image(stem, info)}
 
 
 def _entries(archive: Archive) -> dict[str, StoredTensor | TensorReference]:

@@ -109,6 +109,17 @@ def as_raw(tensor: Tensor) -> Raw:
     return raw
 
 
+def flat_bytes(raw: Raw) -> memoryview:
+    """The bytes of a row-major array, sharing its memory."""
+    flat: Any = raw.reshape(-1).view(np.uint8)
+    return memoryview(flat)
+
+
+def byte_view(tensor: Tensor) -> memoryview:
+    """The tensor's bytes in row-major order; copies only what is not contiguous."""
+    return flat_bytes(as_raw(tensor.contiguous()))
+
+
 def torch_dtype(name: str) -> torch.dtype:
     """torch's dtype of that name."""
     import torch

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from trainium.checkpoint.__main__ import main
@@ -92,8 +93,8 @@ def test_failed_verification_is_exit_code_1(
     def then_damage(*arguments: object, **options: object) -> convert.ConversionReport:
         report = real(*arguments, **options)  # type: ignore[arg-type]
         shard = bytearray(Path(report.files[0]).read_bytes())
-        middle = len(shard) // 2
-        shard[middle] ^= 0xFF
+        norm = load_file(source / "model.safetensors")["model.norm.weight"]
+        shard[shard.index(norm.view(torch.uint8).numpy().tobytes())] ^= 0xFF
         Path(report.files[0]).write_bytes(shard)
         return report
 
