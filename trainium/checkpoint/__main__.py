@@ -10,10 +10,9 @@ from typing import Any, get_args
 
 from trainium.checkpoint.architecture import Architecture
 from trainium.checkpoint.errors import CheckpointError
+from trainium.checkpoint.formats import FloatDtype, Form
 from trainium.checkpoint.huggingface import read_config
 from trainium.checkpoint.layout import InstanceFamily, Layout, Qkv
-from trainium.checkpoint.shards import Form
-from trainium.checkpoint.weights import FloatDtype
 from trainium.errors import UserError
 from trainium.files import write_json
 

@@ -91,76 +91,89 @@ class ArchiveImage:
 
 def tensors_image(stem: str, info: Mapping[str, TensorInfo]) -> ArchiveImage:
     """{name: tensor}, each with a storage of exactly its size."""
-    items = (_text(name) + _tensor(item, str(index)) for index, (name, item) in enumerate(info.items()))
-    return ArchiveImage(stem, _pickled(_dict(items)), [item.bytes for item in info.values()])
+    write = _Opcodes()
+    items = (write.text(name) + write.tensor(item, str(index)) for index, (name, item) in enumerate(info.items()))
+    return ArchiveImage(stem, write.pickle(write.mapping(items)), [item.bytes for item in info.values()])
 
 
 def tensor_image(stem: str, info: TensorInfo) -> ArchiveImage:
     """One bare tensor."""
-    return ArchiveImage(stem, _pickled(_tensor(info, "0")), [info.bytes])
+    write = _Opcodes()
+    return ArchiveImage(stem, write.pickle(write.tensor(info, "0")), [info.bytes])
 
 
 def references_image(stem: str, names: Iterable[str]) -> ArchiveImage:
     """{name: TensorReference(tid)} with tids counted from 0."""
-    reference = _name(REFERENCE_MODULE, REFERENCE_NAME) + pickle.EMPTY_TUPLE + pickle.NEWOBJ
-    items = (
-        _text(name) + reference + _dict([_text("tid") + _number(tid)]) + pickle.BUILD for tid, name in enumerate(names)
-    )
-    return ArchiveImage(stem, _pickled(_dict(items)), [])
+    write = _Opcodes()
+    items = []
+    for tid, name in enumerate(names):
+        new = write.name(REFERENCE_MODULE, REFERENCE_NAME) + pickle.EMPTY_TUPLE + pickle.NEWOBJ
+        items.append(write.text(name) + new + write.mapping([write.shared("tid") + write.number(tid)]) + pickle.BUILD)
+    return ArchiveImage(stem, write.pickle(write.mapping(items)), [])
 
 
 def reference_info_image(stem: str, info: Iterable[TensorInfo]) -> ArchiveImage:
     """{tid: {dtype, shape, expert_model_parallel}}, which NxD reads beside the references."""
+    write = _Opcodes()
     items = []
     for tid, item in enumerate(info):
-        shape = _name("torch", "Size") + _tuple([_numbers(item.shape)]) + pickle.REDUCE
-        facts = [_text("dtype") + _name("torch", item.dtype), _text("shape") + shape]
-        items.append(_number(tid) + _dict([*facts, _text("expert_model_parallel") + pickle.NEWFALSE]))
-    return ArchiveImage(stem, _pickled(_dict(items)), [])
+        dtype = write.shared("dtype") + write.name("torch", item.dtype)
+        size = write.name("torch", "Size") + write.sequence([write.numbers(item.shape)]) + pickle.REDUCE
+        expert = write.shared("expert_model_parallel") + pickle.NEWFALSE
+        items.append(write.number(tid) + write.mapping([dtype, write.shared("shape") + size, expert]))
+    return ArchiveImage(stem, write.pickle(write.mapping(items)), [])
 
 
-# The pickles are spelled out opcode by opcode: pickle refuses to name a class of a module that is not installed, and
-# importing torch takes longer than writing a gigabyte.
+class _Opcodes:
+    """A pickle spelled out opcode by opcode; what is used again and again is remembered, as pickle does.
 
+    pickle itself refuses to name a class of a module that is not installed, and importing torch for its names takes
+    longer than writing a gigabyte.
+    """
 
-def _pickled(value: bytes) -> bytes:
-    return pickle.PROTO + b"\x02" + value + pickle.STOP
+    def __init__(self) -> None:
+        self._memo: dict[bytes, int] = {}
 
+    def pickle(self, value: bytes) -> bytes:
+        return pickle.PROTO + b"\x02" + value + pickle.STOP
 
-def _tensor(info: TensorInfo, key: str) -> bytes:
-    """A call of torch._utils._rebuild_tensor_v2(storage, offset, shape, stride, requires_grad, hooks)."""
-    shape = info.shape
-    parts = [_text("storage"), _name("torch", _STORAGE_NAMES[info.dtype]), _text(key), _text("cpu")]
-    storage = _tuple([*parts, _number(prod(shape))]) + pickle.BINPERSID
-    hooks = _name("collections", "OrderedDict") + pickle.EMPTY_TUPLE + pickle.REDUCE
-    arguments = [storage, _number(0), _numbers(shape), _numbers(_row_major(shape)), pickle.NEWFALSE, hooks]
-    return _name("torch._utils", "_rebuild_tensor_v2") + _tuple(arguments) + pickle.REDUCE
+    def tensor(self, info: TensorInfo, key: str) -> bytes:
+        """A call of torch._utils._rebuild_tensor_v2(storage, offset, shape, stride, requires_grad, hooks)."""
+        rebuild, shape = self.name("torch._utils", "_rebuild_tensor_v2"), info.shape
+        parts = [self.shared("storage"), self.name("torch", _STORAGE_NAMES[info.dtype]), self.text(key)]
+        storage = self.sequence([*parts, self.shared("cpu"), self.number(prod(shape))]) + pickle.BINPERSID
+        stride = [prod(max(size, 1) for size in shape[axis + 1 :]) for axis in range(len(shape))]
+        hooks = self.name("collections", "OrderedDict") + pickle.EMPTY_TUPLE + pickle.REDUCE
+        where = [storage, self.number(0), self.numbers(shape), self.numbers(stride)]
+        return rebuild + self.sequence([*where, pickle.NEWFALSE, hooks]) + pickle.REDUCE
 
+    def mapping(self, items: Iterable[bytes]) -> bytes:
+        return pickle.EMPTY_DICT + pickle.MARK + b"".join(items) + pickle.SETITEMS
 
-def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(prod(max(size, 1) for size in shape[axis + 1 :]) for axis in range(len(shape)))
+    def sequence(self, items: Iterable[bytes]) -> bytes:
+        """A tuple."""
+        return pickle.MARK + b"".join(items) + pickle.TUPLE
 
+    def numbers(self, values: Iterable[int]) -> bytes:
+        return self.sequence(self.number(value) for value in values)
 
-def _dict(items: Iterable[bytes]) -> bytes:
-    return pickle.EMPTY_DICT + pickle.MARK + b"".join(items) + pickle.SETITEMS
+    def number(self, value: int) -> bytes:
+        return pickle.dumps(value, 2)[2:-1]  # without the protocol before it and the stop after it
 
+    def text(self, value: str) -> bytes:
+        data = value.encode()
+        return pickle.BINUNICODE + struct.pack("<I", len(data)) + data
 
-def _tuple(items: Iterable[bytes]) -> bytes:
-    return pickle.MARK + b"".join(items) + pickle.TUPLE
+    def name(self, module: str, name: str) -> bytes:
+        """A class or function."""
+        return self._remembered(pickle.GLOBAL + f"{module}\n{name}\n".encode())
 
+    def shared(self, value: str) -> bytes:
+        """Text that comes often."""
+        return self._remembered(self.text(value))
 
-def _numbers(values: Iterable[int]) -> bytes:
-    return _tuple(_number(value) for value in values)
-
-
-def _number(value: int) -> bytes:
-    return pickle.dumps(value, 2)[2:-1]  # without the protocol before it and the stop after it
-
-
-def _name(module: str, name: str) -> bytes:
-    return pickle.GLOBAL + f"{module}\n{name}\n".encode()
-
-
-def _text(value: str) -> bytes:
-    data = value.encode()
-    return pickle.BINUNICODE + struct.pack("<I", len(data)) + data
+    def _remembered(self, opcodes: bytes) -> bytes:
+        if opcodes in self._memo:
+            return pickle.BINGET + bytes([self._memo[opcodes]])
+        self._memo[opcodes] = len(self._memo)
+        return opcodes + pickle.BINPUT + bytes([self._memo[opcodes]])

@@ -13,15 +13,16 @@ from torch import Tensor
 
 from trainium.checkpoint.architecture import Architecture
 from trainium.checkpoint.errors import CheckpointError, LayoutError
+from trainium.checkpoint.formats import FloatDtype, Form
 from trainium.checkpoint.huggingface import open_weights, plan_files, read_config, write_index, write_safetensors
 from trainium.checkpoint.layout import BYTES_PER_RECORD, Layout
 from trainium.checkpoint.merge import CopyDifference, checkpoint_sources, gather, refuse_differences
 from trainium.checkpoint.paths import find_shards, model_folder, shard_path
 from trainium.checkpoint.plan import EMBEDDING, HEAD, Placement, Shape, placements, rank_targets, source_shapes
-from trainium.checkpoint.shards import Form, open_shard, write_shard
+from trainium.checkpoint.shards import open_shard, write_shard
 from trainium.checkpoint.split import cut
 from trainium.checkpoint.staging import staged
-from trainium.checkpoint.weights import FloatDtype, TensorInfo, Weights, check_dtype, torch_dtype
+from trainium.checkpoint.weights import TensorInfo, Weights, check_dtype, torch_dtype
 
 Progress = Callable[[int, int], None]  # bytes of tensors written, bytes in all
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from trainium.checkpoint.archive import Archive, StoredTensor, TensorReference, open_archive
 from trainium.checkpoint.archive_writer import (
@@ -16,14 +16,13 @@ from trainium.checkpoint.archive_writer import (
     tensors_image,
 )
 from trainium.checkpoint.errors import CheckpointError
+from trainium.checkpoint.formats import Form
 from trainium.checkpoint.image import write_image
 from trainium.checkpoint.paths import tensor_folder
 from trainium.checkpoint.weights import Raw, TensorInfo, Weights, byte_view, damaged
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-Form = Literal["inline", "per-tensor"]
 
 
 def open_shard(path: Path) -> Weights:

@@ -11,13 +11,14 @@ from torch import Tensor
 
 from trainium.checkpoint.architecture import Architecture
 from trainium.checkpoint.convert import Progress, open_ranks
+from trainium.checkpoint.formats import FloatDtype
 from trainium.checkpoint.huggingface import open_weights, read_config
 from trainium.checkpoint.layout import Layout
 from trainium.checkpoint.merge import same_bits
 from trainium.checkpoint.paths import model_folder
 from trainium.checkpoint.plan import HEAD, rank_targets, source_shapes
 from trainium.checkpoint.split import cut
-from trainium.checkpoint.weights import FloatDtype, TensorInfo, Weights, torch_dtype
+from trainium.checkpoint.weights import TensorInfo, Weights, torch_dtype
 
 _CHUNK = 1 << 22  # elements compared at a time, so that statistics in float64 stay small
 

@@ -6,21 +6,19 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args
+from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trainium.checkpoint.errors import CheckpointError
+from trainium.checkpoint.formats import FloatDtype
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
 Raw = NDArray[np.unsignedinteger[Any]]  # the bits of a tensor as unsigned integers of its item size, in its shape
-
-# What weights may be written as; the names are torch's and those of a config.json.
-FloatDtype = Literal["bfloat16", "float16", "float32"]
 
 ITEM_BYTES: Mapping[str, int] = {
     **dict.fromkeys(("bool", "uint8", "int8", "float8_e4m3fn", "float8_e5m2"), 1),

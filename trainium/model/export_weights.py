@@ -6,12 +6,13 @@ from pathlib import Path
 
 from trainium.checkpoint.architecture import Architecture
 from trainium.checkpoint.convert import open_ranks, to_hf
+from trainium.checkpoint.formats import FloatDtype
 from trainium.checkpoint.huggingface import open_weights, plan_files, write_index, write_safetensors
 from trainium.checkpoint.layout import Layout
 from trainium.checkpoint.merge import CopyDifference
 from trainium.checkpoint.plan import HEAD, source_shapes
 from trainium.checkpoint.shards import write_shard
-from trainium.checkpoint.weights import FloatDtype, torch_dtype
+from trainium.checkpoint.weights import torch_dtype
 
 MAX_FILE_BYTES = 5_000_000_000  # as transformers splits
 SINGLE_FILE = "checkpoint.pt"

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from trainium.checkpoint.formats import FloatDtype
 from trainium.checkpoint.huggingface import open_weights, read_object
 from trainium.checkpoint.layout import Layout
 from trainium.checkpoint.merge import CopyDifference
 from trainium.checkpoint.plan import HEAD
 from trainium.checkpoint.verify import Comparison, TensorComparison, compare_hf, compare_tensors, verify_nxd
-from trainium.checkpoint.weights import FloatDtype
 from trainium.model import loading
 from trainium.model.companions import TEMPLATE_FILE, Change, companion_files
 

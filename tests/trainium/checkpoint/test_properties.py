@@ -16,10 +16,10 @@ from torch import Tensor
 from trainium.checkpoint.architecture import Architecture
 from trainium.checkpoint.convert import to_hf, to_nxd
 from trainium.checkpoint.errors import LayoutError
+from trainium.checkpoint.formats import Form
 from trainium.checkpoint.huggingface import open_weights
 from trainium.checkpoint.layout import InstanceFamily, Layout, Qkv
 from trainium.checkpoint.merge import merge
-from trainium.checkpoint.shards import Form
 from trainium.checkpoint.split import split
 from trainium.checkpoint.verify import verify_nxd
 
