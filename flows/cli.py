@@ -28,6 +28,7 @@ convert_app = typer.Typer(no_args_is_help=True, help="Convert weights between Hu
 convert_app.command("to-nxd")(commands.to_nxd)
 convert_app.command("to-hf")(commands.to_hf)
 app.add_typer(convert_app, name="convert")
+app.command("verify")(commands.verify)
 
 console = Console()
 errors = Console(stderr=True)

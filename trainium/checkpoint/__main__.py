@@ -1,4 +1,4 @@
-"""`python -m trainium.checkpoint to-nxd | to-hf | verify-nxd`: what the convert and export jobs run."""
+"""`python -m trainium.checkpoint to-nxd | to-hf | verify | verify-nxd`: what the convert and export jobs run."""
 
 import sys
 from collections.abc import Sequence
@@ -11,6 +11,7 @@ from trainium.errors import UserError
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 app.command("to-nxd")(commands.to_nxd)
 app.command("to-hf")(commands.to_hf)
+app.command("verify")(commands.verify)
 app.command("verify-nxd")(commands.verify_nxd)
 
 

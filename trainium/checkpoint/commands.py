@@ -113,6 +113,32 @@ def to_hf(
     _finish(done.to_dict(), out, checkpoint, done.layout, dtype, verify, report)
 
 
+def verify(
+    a: Annotated[Path, typer.Argument(metavar="A", help="HF folder, NxD checkpoint, or checkpoint.pt.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="The same, in any of these forms.")],
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config", metavar="CONFIG.json", help="Of an NxD checkpoint; default: what lies in or beside A or B."
+        ),
+    ] = None,
+    names_only: Annotated[
+        bool, typer.Option("--names-only", help="Names, shapes and dtypes; no weights are read.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Everything that was found, as JSON.")] = False,
+) -> None:
+    """Compare two models, whatever their forms: exit 0 equal, 1 different, 2 cannot be read."""
+    import json
+
+    from trainium.checkpoint.compare import compare_paths
+    from trainium.checkpoint.comparison_text import comparison_text
+
+    progress = (lambda done, total: None) if as_json else Meter("compared")
+    found = compare_paths(a, b, config=config, names_only=names_only, progress=progress)
+    print(json.dumps(found.to_dict(), indent=2, ensure_ascii=False) if as_json else comparison_text(found))
+    _exit_unless(found.equal)
+
+
 def verify_nxd(
     hf_dir: Annotated[Path, typer.Argument(metavar="HF_DIR")],
     checkpoint: CheckpointArgument,

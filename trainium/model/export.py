@@ -19,10 +19,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
+from trainium.checkpoint.comparison import Comparison
 from trainium.checkpoint.formats import FloatDtype
 from trainium.checkpoint.layout import InstanceFamily, Layout, Qkv
 from trainium.checkpoint.staging import staged
-from trainium.checkpoint.verify import Comparison
 from trainium.errors import UserError
 from trainium.files import write_atomic, write_json
 from trainium.model import export_weights, verification

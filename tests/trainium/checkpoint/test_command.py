@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from trainium.checkpoint.__main__ import main
-from trainium.checkpoint.verify import compare_hf
+from trainium.checkpoint.compare import compare_hf
 
 MakeModel = Callable[..., Path]
 LAYOUT = ["--tp", "4", "--kv-replicator", "2"]

@@ -1,0 +1,101 @@
+"""A model on disk, whatever its form, as Hugging Face tensors. Opening reads headers and pickles only. No torch."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from trainium.checkpoint.architecture import Architecture
+from trainium.checkpoint.errors import CheckpointError
+from trainium.checkpoint.huggingface import open_weights, read_config
+from trainium.checkpoint.inventory import TensorProblem, take_inventory
+from trainium.checkpoint.paths import find_shards, holds_shards, model_folder
+from trainium.checkpoint.plan import EMBEDDING, HEAD
+from trainium.checkpoint.rows import Held, Piece, Rows
+from trainium.checkpoint.shards import open_shard
+from trainium.checkpoint.stored_layout import read_layout
+from trainium.checkpoint.weights import TensorInfo, Weights
+
+_OPEN_FILES = 512  # a process may have 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredModel:
+    """A model that has been opened.
+
+    form: what it is, for people. tied: config.json says that the output projection is the embedding. problems: tensors
+    that ranks lack or have in another shape; they are not in `info`. copies: pieces that ranks hold again.
+    """
+
+    path: Path
+    form: str
+    info: Mapping[str, TensorInfo]
+    rows: Callable[[str], Rows]
+    tied: bool = False
+    problems: tuple[TensorProblem, ...] = ()
+    copies: int = 0
+
+    def untied(self) -> "StoredModel":
+        """The same model with the embedding as its output projection, which is what tied embeddings mean."""
+        return replace(
+            self,
+            info={**self.info, HEAD: self.info[EMBEDDING]},
+            rows=lambda name: self.rows(EMBEDDING if name == HEAD else name),
+        )
+
+
+def open_model(path: Path, config: Mapping[str, Any] | None = None) -> StoredModel:
+    """Open a Hugging Face folder, a `.safetensors`, `.bin` or `.pt` file, or an NxD checkpoint.
+
+    config: the content of a checkpoint's config.json. Raises CheckpointError, ArchitectureError or LayoutError when it
+    cannot be read as that.
+    """
+    if path.is_dir() and holds_shards(model_folder(path)):
+        return _open_checkpoint(path, config)
+    weights = open_weights(path)
+    return StoredModel(
+        path=path,
+        form="Hugging Face folder" if path.is_dir() else "file",
+        info=weights.info,
+        rows=lambda name: _whole(weights, name),
+        tied=bool((own_config(path) or {}).get("tie_word_embeddings")),
+    )
+
+
+def own_config(path: Path) -> dict[str, Any] | None:
+    """The config.json of a folder, or the one beside a file."""
+    file = (path if path.is_dir() else path.parent) / "config.json"
+    return read_config(file) if file.is_file() else None
+
+
+def _whole(weights: Weights, name: str) -> Rows:
+    return Rows((Piece(None, 0, 0, (Held(weights.raw(name), weights.info[name].dtype, weights.where.name),)),))
+
+
+def _open_checkpoint(path: Path, config: Mapping[str, Any] | None) -> StoredModel:
+    if config is None:
+        raise CheckpointError(
+            f"{path} is an NxD checkpoint, whose files do not say how many heads the model has: give the base model's "
+            "config.json with --config"
+        )
+    arch = Architecture.from_config(config)
+    layout = read_layout(path, arch)
+    layout.check(arch)
+    files = find_shards(model_folder(path)).files
+
+    @lru_cache(maxsize=_OPEN_FILES)
+    def read(tp_rank: int, pp_rank: int) -> Weights:
+        return open_shard(files[tp_rank, pp_rank])
+
+    inventory = take_inventory(read, arch, layout)
+    return StoredModel(
+        path=path,
+        form=f"NxD checkpoint, tp={layout.tp} pp={layout.pp} kv_replicator={layout.kv_replicator} qkv={layout.qkv} on "
+        f"{layout.instance_family}",
+        info=inventory.info,
+        rows=inventory.rows,
+        tied=arch.tied,
+        problems=inventory.problems,
+        copies=inventory.copies,
+    )
