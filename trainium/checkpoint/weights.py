@@ -43,6 +43,10 @@ class TensorInfo:
         """The same tensor after a conversion to `dtype`, which leaves integers alone."""
         return TensorInfo(dtype, self.shape) if dtype and "float" in self.dtype else self
 
+    def reshaped(self, shape: tuple[int, ...]) -> TensorInfo:
+        """The same dtype in another shape, as a part of it has."""
+        return TensorInfo(self.dtype, shape)
+
 
 class Weights(Mapping[str, "Tensor"]):
     """A lazy mapping: `info` is known, a tensor is a view of the mapped file until something copies it.
@@ -71,6 +75,9 @@ class Weights(Mapping[str, "Tensor"]):
             raise KeyError(name)
         return as_tensor(self.raw(name), self.info[name].dtype)
 
+    def __contains__(self, name: object) -> bool:
+        return name in self.info
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.info)
 
@@ -80,6 +87,14 @@ class Weights(Mapping[str, "Tensor"]):
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: info.shape for name, info in self.info.items()}
+
+
+def in_memory(tensors: Mapping[str, Tensor]) -> Weights:
+    """The same face for tensors that somebody holds; Weights are given back."""
+    if isinstance(tensors, Weights):
+        return tensors
+    info = {name: TensorInfo(str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in tensors.items()}
+    return Weights(Path("memory"), info, lambda name: as_raw(tensors[name]))
 
 
 def mapped_array(buffer: Any, info: TensorInfo, start: int, stride: tuple[int, ...] | None = None) -> Raw:
