@@ -97,9 +97,10 @@ class Archive:
             damaged(self.path, f"record data/{stored.record} is corrupted (its checksum differs)")
 
 
-def open_archive(path: Path) -> Archive:
+def open_archive(path: Path, *, about: bool = False) -> Archive:
     """Map a `.pt` file and read its structure.
 
+    about: it tells of tensors (`.info.pt`), so it may name dtypes and torch.Size; they become names and tuples.
     Raises CheckpointError naming the file when it is missing, truncated, compressed, big-endian, of torch < 1.6, or
     asks for anything but tensors and references.
     """
@@ -118,7 +119,7 @@ def open_archive(path: Path) -> Archive:
         damaged(path, "it is a zip file, but torch.save did not write it")
     if "byteorder" in places and _content(path, mapped, places, "byteorder") != b"little":
         damaged(path, "it was written on a big-endian machine")
-    content = _unpickle(path, _content(path, mapped, places, "data.pkl"))
+    content = _unpickle(path, _content(path, mapped, places, "data.pkl"), about)
     return Archive(path, content, places, mapped)
 
 
@@ -142,9 +143,9 @@ def _place(path: Path, info: zipfile.ZipInfo, mapped: mmap.mmap) -> Place:
     return Place(start, info.file_size, info.CRC)
 
 
-def _unpickle(path: Path, data: bytes) -> Any:
+def _unpickle(path: Path, data: bytes, about: bool) -> Any:
     try:
-        return _Unpickler(path, io.BytesIO(data)).load()
+        return _Unpickler(path, io.BytesIO(data), about).load()
     except CheckpointError:
         raise
     except Exception as error:  # a damaged pickle can raise anything; it runs nothing but the constructors below
@@ -152,13 +153,15 @@ def _unpickle(path: Path, data: bytes) -> Any:
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, path: Path, file: Any) -> None:
+    def __init__(self, path: Path, file: Any, about: bool) -> None:
         super().__init__(file)
-        self._path = path
+        self._path, self._about = path, about
 
     def find_class(self, module: str, name: str) -> Any:
         if module == "torch" and name in STORAGES:
             return STORAGES[name]
+        if self._about and module == "torch" and (name in ITEM_BYTES or name == "Size"):
+            return tuple if name == "Size" else name
         allowed: dict[tuple[str, str], Callable[..., Any]] = {
             ("collections", "OrderedDict"): collections.OrderedDict,
             ("torch._utils", "_rebuild_tensor_v2"): lambda *arguments: _stored_tensor(*arguments[:4]),

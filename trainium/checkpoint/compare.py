@@ -35,7 +35,7 @@ def compare_paths(
     Where one side ties its embeddings, the other may have them as two tensors. Raises as `open_model`.
     """
     content = read_config(config) if config else own_config(a) or own_config(b)
-    first, second, notes = _untie(open_model(a, content), open_model(b, content))
+    first, second, notes = _untie(*(open_model(path, content, headers_only=names_only) for path in (a, b)))
     return replace(compare_models(first, second, names_only=names_only, progress=progress), notes=notes)
 
 

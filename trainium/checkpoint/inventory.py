@@ -1,15 +1,14 @@
 """What the ranks of a checkpoint hold, piece by piece, and what they lack. No torch."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trainium.checkpoint.architecture import Architecture
 from trainium.checkpoint.layout import Layout
 from trainium.checkpoint.plan import Cut, rank_targets
 from trainium.checkpoint.rows import Held, Piece, Rows
+from trainium.checkpoint.stored_layout import Read
 from trainium.checkpoint.weights import TensorInfo, Weights
-
-Read = Callable[[int, int], Weights]
 
 
 @dataclass(frozen=True)

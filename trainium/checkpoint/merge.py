@@ -15,6 +15,8 @@ from trainium.checkpoint.assembly import Assembly, rows_of
 from trainium.checkpoint.errors import CheckpointError
 from trainium.checkpoint.layout import Layout
 from trainium.checkpoint.plan import HEAD, Placement, Shape, layer_of, placements, rank_targets, refuse_foreign
+from trainium.checkpoint.statistics import largest_difference
+from trainium.checkpoint.stored_layout import QKV_MARKS, stored_qkv
 from trainium.checkpoint.weights import Raw, Weights, as_tensor, in_memory
 
 if TYPE_CHECKING:
@@ -114,27 +116,12 @@ def gather(name: str, shape: Shape, places: Sequence[Placement], read: Read) -> 
         part = rows_of(part, place.offset, place.cut, shape)
         first = pieces.setdefault(place.cut.start, part)
         if first is not part and not np.array_equal(first, part):
-            difference = _largest_difference(first, part, dtype)
+            difference = largest_difference(first, part, dtype)
             differences.append(CopyDifference(name, place.tp_rank, place.pp_rank, difference))
     if not pieces:
         raise CheckpointError(f"{name} is in no rank of the pipeline stage that has its layer")
     dim = places[0].cut.dim
     return Gathered(Assembly(dim, tuple(pieces[start] for start in sorted(pieces))), dtype, tuple(differences))
-
-
-def _largest_difference(first: Raw, second: Raw, dtype: str) -> float:
-    a, b = (as_tensor(raw, dtype).double() for raw in (first, second))
-    return float((a - b).abs().max())
-
-
-def same_bits(first: Tensor, second: Tensor) -> bool:
-    """Equal as bytes: NaN equals itself, 0 and −0 differ."""
-    import torch
-
-    if first.shape != second.shape or first.dtype != second.dtype:
-        return False
-    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[first.element_size()]
-    return torch.equal(first.view(integers), second.view(integers))
 
 
 def refuse_differences(differences: Sequence[CopyDifference], layout: Layout) -> None:
@@ -149,19 +136,10 @@ def refuse_differences(differences: Sequence[CopyDifference], layout: Layout) ->
 
 
 def _stored_layout(read: Read, arch: Architecture, layout: Layout) -> Layout:
-    names = list(read(0, 0))
-    marks = {
-        "fused": ".qkv_proj.weight_qkv",
-        "split": ".qkv_proj.weight_q",
-        "coalesced": ".qkv_proj.weight",
-        "plain": ".q_proj.weight",
-    }
-    stored = next((kind for kind, mark in marks.items() if any(name.endswith(mark) for name in names)), None)
-    if stored is None:
-        raise CheckpointError("tp rank 0, pp rank 0 has no q, k and v projections: this is no Llama of NxD")
+    stored = stored_qkv(read(0, 0))
     if layout.qkv not in ("auto", stored):
-        raise CheckpointError(f"qkv={layout.qkv} was asked for, but the checkpoint is {stored} ({marks[stored]})")
-    return replace(layout, qkv=stored)  # type: ignore[arg-type]  # one of the four keys above
+        raise CheckpointError(f"qkv={layout.qkv} was asked for, but the checkpoint is {stored} ({QKV_MARKS[stored]})")
+    return replace(layout, qkv=stored)
 
 
 def _check_rank(shard: Weights, targets: Mapping[str, Shape], where: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from pathlib import Path
@@ -25,10 +26,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def open_shard(path: Path) -> Weights:
-    """Map a shard of either form. Raises CheckpointError naming the file that is missing, damaged or refused."""
+def open_shard(path: Path, *, headers_only: bool = False) -> Weights:
+    """Map a shard of either form. Raises CheckpointError naming the file that is missing, damaged or refused.
+
+    headers_only: of the per-tensor form, believe the file that tells dtypes and shapes (where there is one), instead of
+    opening thousands.
+    """
     archive = open_archive(path)
     entries = _entries(archive)
+    told = _told(path) if headers_only else {}
 
     def stored(name: str) -> tuple[Archive, StoredTensor]:
         entry = entries[name]
@@ -46,7 +52,7 @@ def open_shard(path: Path) -> Weights:
         opened, tensor = stored(name)
         opened.check(tensor)
 
-    info = {name: stored(name)[1].info for name in entries}
+    info = {name: told.get(getattr(entry, "tid", None)) or stored(name)[1].info for name, entry in entries.items()}
     return Weights(path, info, raw, check=check, files=(path, *_parts(path, entries)))
 
 
@@ -106,6 +112,22 @@ def _entries(archive: Archive) -> dict[str, StoredTensor | TensorReference]:
 def _parts(path: Path, entries: Mapping[str, StoredTensor | TensorReference]) -> tuple[Path, ...]:
     references = (entry for entry in entries.values() if isinstance(entry, TensorReference))
     return tuple(tensor_folder(path) / f"tensor_{reference.tid}.pt" for reference in references)
+
+
+def _told(path: Path) -> dict[int | None, TensorInfo]:
+    """dtype and shape by tensor number, of the tensors whose files are there; nothing where nothing tells it."""
+    about, folder = path.with_name(f"{path.name}.info.pt"), tensor_folder(path)
+    if not about.is_file() or not folder.is_dir():
+        return {}
+    content, there = open_archive(about, about=True).content, set(os.listdir(folder))  # noqa: PTH208 (names, fast)
+    try:
+        return {
+            tid: TensorInfo(str(item["dtype"]), tuple(item["shape"]))
+            for tid, item in content.items()
+            if f"tensor_{tid}.pt" in there
+        }
+    except (AttributeError, KeyError, TypeError) as error:
+        damaged(about, f"it should tell dtype and shape of each tensor ({type(error).__name__}: {error})")
 
 
 def _bare(archive: Archive) -> StoredTensor:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +10,13 @@ import numpy as np
 from trainium.checkpoint.architecture import Architecture
 from trainium.checkpoint.errors import CheckpointError, LayoutError
 from trainium.checkpoint.layout import InstanceFamily, Layout, Qkv
-from trainium.checkpoint.paths import find_shards, model_folder
+from trainium.checkpoint.paths import ShardFiles, find_shards, model_folder
 from trainium.checkpoint.plan import layer_of
 from trainium.checkpoint.shards import open_shard
 from trainium.checkpoint.weights import Raw, Weights
+
+Read = Callable[[int, int], Weights]  # by tp rank and pp rank
+_OPEN_FILES = 512  # a process may have 1024
 
 # How q, k and v are stored → the end of the name by which it is known, longer names first.
 QKV_MARKS: Mapping[Qkv, str] = {
@@ -36,21 +39,19 @@ class GivenLayout:
     instance_family: InstanceFamily | None = None
 
 
-def read_layout(checkpoint: Path, arch: Architecture, given: GivenLayout = GivenLayout()) -> Layout:
+def read_layout(
+    checkpoint: Path, arch: Architecture, given: GivenLayout = GivenLayout(), *, read: Read | None = None
+) -> Layout:
     """The layout of a checkpoint of this model: degrees from file names, the rest from names and shapes in them.
 
-    trn1 and trn2 differ only in which ranks hold copies of a key head, so the first layer's key heads tell. Raises
-    LayoutError naming what differs from `given`, CheckpointError when the files are not those of such a model.
+    trn1 and trn2 differ only in which ranks hold copies of a key head, so the first layer's key heads tell. read: a
+    reader of the ranks, where one is open already. Raises LayoutError naming what differs from `given`, CheckpointError
+    when the files are not those of such a model.
     """
     shards = find_shards(model_folder(checkpoint))
     if shards.missing:
         raise CheckpointError(f"{shards.folder} lacks {', '.join(shards.missing[:3])}")
-    tp, pp = shards.tp, shards.pp
-
-    @cache
-    def read(tp_rank: int, pp_rank: int) -> Weights:
-        return open_shard(shards.files[tp_rank, pp_rank])
-
+    tp, pp, read = shards.tp, shards.pp, read or rank_reader(shards, headers_only=True)
     where = f"{shards.folder} (tp={tp})"
     qkv = stored_qkv(read(0, 0))
     keys = _key_rows(read(0, 0), qkv, arch, tp)
@@ -72,6 +73,16 @@ def read_layout(checkpoint: Path, arch: Architecture, given: GivenLayout = Given
         found = Layout(**(found.__dict__ | {"instance_family": family}))
     _check_given(found, given, str(shards.folder))
     return found
+
+
+def rank_reader(shards: ShardFiles, *, headers_only: bool = False) -> Read:
+    """Opens the shard of a (tp rank, pp rank) when it is first asked for; see `open_shard`."""
+
+    @lru_cache(maxsize=_OPEN_FILES)
+    def read(tp_rank: int, pp_rank: int) -> Weights:
+        return open_shard(shards.files[tp_rank, pp_rank], headers_only=headers_only)
+
+    return read
 
 
 def stored_qkv(names: Iterable[str]) -> Qkv:
@@ -123,7 +134,7 @@ def _virtual_pp(stages: list[set[int | None]], layers: int) -> int:
     )
 
 
-def _family(read: Callable[[int, int], Weights], qkv: Qkv, arch: Architecture, layout: Layout) -> InstanceFamily:
+def _family(read: Read, qkv: Qkv, arch: Architecture, layout: Layout) -> InstanceFamily:
     """trn2 when neighbours hold the same key head and the ranks that would hold it on trn1 do not."""
 
     def keys(tp_rank: int) -> Raw:

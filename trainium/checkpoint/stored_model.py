@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,8 @@ from trainium.checkpoint.inventory import TensorProblem, take_inventory
 from trainium.checkpoint.paths import find_shards, holds_shards, model_folder
 from trainium.checkpoint.plan import EMBEDDING, HEAD
 from trainium.checkpoint.rows import Held, Piece, Rows
-from trainium.checkpoint.shards import open_shard
-from trainium.checkpoint.stored_layout import read_layout
+from trainium.checkpoint.stored_layout import rank_reader, read_layout
 from trainium.checkpoint.weights import TensorInfo, Weights
-
-_OPEN_FILES = 512  # a process may have 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,14 +41,14 @@ class StoredModel:
         )
 
 
-def open_model(path: Path, config: Mapping[str, Any] | None = None) -> StoredModel:
+def open_model(path: Path, config: Mapping[str, Any] | None = None, *, headers_only: bool = False) -> StoredModel:
     """Open a Hugging Face folder, a `.safetensors`, `.bin` or `.pt` file, or an NxD checkpoint.
 
-    config: the content of a checkpoint's config.json. Raises CheckpointError, ArchitectureError or LayoutError when it
-    cannot be read as that.
+    config: the content of a checkpoint's config.json. headers_only: no weights will be read. Raises CheckpointError,
+    ArchitectureError or LayoutError when it cannot be read as that.
     """
     if path.is_dir() and holds_shards(model_folder(path)):
-        return _open_checkpoint(path, config)
+        return _open_checkpoint(path, config, headers_only)
     weights = open_weights(path)
     return StoredModel(
         path=path,
@@ -73,21 +69,16 @@ def _whole(weights: Weights, name: str) -> Rows:
     return Rows((Piece(None, 0, 0, (Held(weights.raw(name), weights.info[name].dtype, weights.where.name),)),))
 
 
-def _open_checkpoint(path: Path, config: Mapping[str, Any] | None) -> StoredModel:
+def _open_checkpoint(path: Path, config: Mapping[str, Any] | None, headers_only: bool) -> StoredModel:
     if config is None:
         raise CheckpointError(
             f"{path} is an NxD checkpoint, whose files do not say how many heads the model has: give the base model's "
             "config.json with --config"
         )
     arch = Architecture.from_config(config)
-    layout = read_layout(path, arch)
+    read = rank_reader(find_shards(model_folder(path)), headers_only=headers_only)
+    layout = read_layout(path, arch, read=read)
     layout.check(arch)
-    files = find_shards(model_folder(path)).files
-
-    @lru_cache(maxsize=_OPEN_FILES)
-    def read(tp_rank: int, pp_rank: int) -> Weights:
-        return open_shard(files[tp_rank, pp_rank])
-
     inventory = take_inventory(read, arch, layout)
     return StoredModel(
         path=path,
