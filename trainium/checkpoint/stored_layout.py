@@ -5,15 +5,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-import numpy as np
-
 from trainium.checkpoint.architecture import Architecture
 from trainium.checkpoint.errors import CheckpointError, LayoutError
 from trainium.checkpoint.layout import InstanceFamily, Layout, Qkv
 from trainium.checkpoint.paths import ShardFiles, find_shards, model_folder
 from trainium.checkpoint.plan import layer_of
 from trainium.checkpoint.shards import open_shard
-from trainium.checkpoint.weights import Raw, Weights
+from trainium.checkpoint.weights import Weights
 
 Read = Callable[[int, int], Weights]  # by tp rank and pp rank
 _OPEN_FILES = 512  # a process may have 1024
@@ -135,15 +133,17 @@ def _virtual_pp(stages: list[set[int | None]], layers: int) -> int:
 
 
 def _family(read: Read, qkv: Qkv, arch: Architecture, layout: Layout) -> InstanceFamily:
-    """trn2 when neighbours hold the same key head and the ranks that would hold it on trn1 do not."""
+    """The one by which more ranks hold copies of what they should; a damaged copy does not decide."""
 
-    def keys(tp_rank: int) -> Raw:
+    def keys(tp_rank: int) -> bytes:
         shard = read(tp_rank, 0)
         name = _first(shard, qkv)
         if qkv == "split":
-            return shard.raw(name.removesuffix("_q") + "_k")
+            return shard.raw(name.removesuffix("_q") + "_k").tobytes()
         queries = arch.heads * arch.head_dim // layout.tp
-        return shard.raw(name)[queries : queries + arch.head_dim]
+        return shard.raw(name)[queries : queries + arch.head_dim].tobytes()
 
-    neighbours, tiles = np.array_equal(keys(0), keys(1)), np.array_equal(keys(0), keys(arch.kv_heads))
-    return "trn2" if neighbours and not tiles else "trn1"
+    held = [hash(keys(rank)) for rank in range(layout.tp)]
+    tiled = sum(key == held[rank % arch.kv_heads] for rank, key in enumerate(held))
+    repeated = sum(key == held[rank - rank % layout.kv_replicator] for rank, key in enumerate(held))
+    return "trn2" if repeated > tiled else "trn1"

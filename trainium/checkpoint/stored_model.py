@@ -9,10 +9,11 @@ from trainium.checkpoint.architecture import Architecture
 from trainium.checkpoint.errors import CheckpointError
 from trainium.checkpoint.huggingface import open_weights, read_config
 from trainium.checkpoint.inventory import TensorProblem, take_inventory
+from trainium.checkpoint.layout import Layout
 from trainium.checkpoint.paths import find_shards, holds_shards, model_folder
 from trainium.checkpoint.plan import EMBEDDING, HEAD
 from trainium.checkpoint.rows import Held, Piece, Rows
-from trainium.checkpoint.stored_layout import rank_reader, read_layout
+from trainium.checkpoint.stored_layout import GivenLayout, rank_reader, read_layout
 from trainium.checkpoint.weights import TensorInfo, Weights
 
 
@@ -77,16 +78,24 @@ def _open_checkpoint(path: Path, config: Mapping[str, Any] | None, headers_only:
         )
     arch = Architecture.from_config(config)
     read = rank_reader(find_shards(model_folder(path)), headers_only=headers_only)
-    layout = read_layout(path, arch, read=read)
+    # Which ranks hold copies changes no name and no shape, and only the weights tell it.
+    family = GivenLayout(instance_family="trn1") if headers_only else GivenLayout()
+    layout = read_layout(path, arch, family, read=read)
     layout.check(arch)
     inventory = take_inventory(read, arch, layout)
     return StoredModel(
         path=path,
-        form=f"NxD checkpoint, tp={layout.tp} pp={layout.pp} kv_replicator={layout.kv_replicator} qkv={layout.qkv} on "
-        f"{layout.instance_family}",
+        form=_form(layout, told=not headers_only),
         info=inventory.info,
         rows=inventory.rows,
         tied=arch.tied,
         problems=inventory.problems,
         copies=inventory.copies,
     )
+
+
+def _form(layout: Layout, *, told: bool) -> str:
+    degrees = f"tp={layout.tp} pp={layout.pp} kv_replicator={layout.kv_replicator} qkv={layout.qkv}"
+    virtual = f" virtual_pp={layout.virtual_pp}" if layout.virtual_pp > 1 else ""
+    family = f" on {layout.instance_family}" if told and layout.kv_replicator > 1 else ""
+    return f"NxD checkpoint, {degrees}{virtual}{family}"
