@@ -30,6 +30,9 @@ QkvOption = Annotated[
 DtypeOption = Annotated[FloatDtype | None, typer.Option("--dtype", help="Cast; without it dtypes are kept.")]
 VerifyOption = Annotated[bool, typer.Option("--verify", help="Read all again and compare with the other side.")]
 ReportOption = Annotated[Path | None, typer.Option("--report", metavar="FILE.json", help="Write what was done.")]
+WorkersOption = Annotated[
+    int | None, typer.Option("--workers", metavar="N", min=1, help="Processes; default: all cores there are.")
+]
 CheckpointArgument = Annotated[
     Path, typer.Argument(metavar="CHECKPOINT", help="The folder that holds model/, or that folder itself.")
 ]
@@ -46,15 +49,37 @@ def to_nxd(
     instance_family: Annotated[InstanceFamily, _FAMILY] = "trn1",
     dtype: DtypeOption = None,
     form: Annotated[Form, typer.Option("--form", help="One file per rank, or one per tensor.")] = "inline",
+    workers: WorkersOption = None,
+    share: Annotated[
+        str | None,
+        typer.Option(
+            "--share",
+            metavar="I/N",
+            help="Write this part of the ranks beside OUT; a call without it adds what is missing and publishes all.",
+        ),
+    ] = None,
     verify: VerifyOption = False,
     report: ReportOption = None,
 ) -> None:
     """Hugging Face folder → NxD shards, as the trainer reads them."""
+    if verify and share:
+        raise CheckpointError("--verify looks at all ranks; give it to the call without --share that comes last")
     layout = _layout(hf_dir, tp, pp, kv_replicator, qkv, virtual_pp, instance_family)
     keep_heap_small()
     from trainium.checkpoint import convert
+    from trainium.checkpoint.workers import available_cores
+    from trainium.checkpoint.workspace import Share
 
-    done = convert.to_nxd(hf_dir, out, layout, dtype=dtype, form=form, progress=Meter("converted"))
+    done = convert.to_nxd(
+        hf_dir,
+        out,
+        layout,
+        dtype=dtype,
+        form=form,
+        workers=workers or available_cores(),
+        share=Share.parse(share) if share else None,
+        progress=Meter("converted"),
+    )
     _finish(done.to_dict(), hf_dir, out, done.layout, dtype, verify, report)
 
 
@@ -78,6 +103,7 @@ def to_hf(
     allow_differing_copies: Annotated[
         bool, typer.Option("--allow-differing-copies", help="Take the first of copies that differ between ranks.")
     ] = False,
+    workers: WorkersOption = None,
     verify: VerifyOption = False,
     report: ReportOption = None,
 ) -> None:
@@ -98,6 +124,7 @@ def to_hf(
     layout = read_layout(checkpoint, Architecture.from_config(read_config(config)), given)
     keep_heap_small()
     from trainium.checkpoint import convert
+    from trainium.checkpoint.workers import available_cores
 
     done = convert.to_hf(
         checkpoint,
@@ -108,6 +135,7 @@ def to_hf(
         max_shard_bytes=max_shard_bytes,
         single_file=single_file,
         allow_differing_copies=allow_differing_copies,
+        workers=workers or available_cores(),
         progress=Meter("converted"),
     )
     _finish(done.to_dict(), out, checkpoint, done.layout, dtype, verify, report)

@@ -40,7 +40,7 @@ from trainium.checkpoint.transfer import Done, Loaded, OutputFile, Portion, Reco
 from trainium.checkpoint.weights import TensorInfo, Weights, check_dtype
 from trainium.checkpoint.workers import Work, spread
 from trainium.checkpoint.workspace import Share, Workspace, workspace
-from trainium.files import write_atomic
+from trainium.files import sync_file
 
 _MAX_RANKS = 16  # written together, so that a tensor that is cut along its columns is read once for them
 _PORTION_BYTES = 1 << 27
@@ -178,7 +178,8 @@ def to_hf(
             write_index(space.folder, info, files)
         if not isinstance(config, Architecture):
             changed = json.dumps(_output_config(config, info), indent=2, ensure_ascii=False)
-            write_atomic(space.folder / "config.json", changed + "\n")
+            (space.folder / "config.json").write_text(changed + "\n", encoding="utf-8")
+            sync_file(space.folder / "config.json")
     untied = arch.tied and HEAD in sources
     return ConversionReport(
         source=str(checkpoint),

@@ -12,7 +12,7 @@ from trainium.checkpoint.errors import CheckpointError
 from trainium.checkpoint.image import write_image
 from trainium.checkpoint.shards import open_shard
 from trainium.checkpoint.weights import ITEM_BYTES, TensorInfo, Weights, byte_view, damaged, mapped_array
-from trainium.files import sync_folder
+from trainium.files import sync_file
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -131,7 +131,7 @@ def write_index(folder: Path, info: Mapping[str, TensorInfo], files: Sequence[tu
     weight_map = {name: file for file, names in files for name in names}
     text = json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2, sort_keys=True)
     (folder / INDEX).write_text(text + "\n")
-    sync_folder(folder)
+    sync_file(folder / INDEX)
 
 
 def _open_file(path: Path) -> Weights:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainium.checkpoint.image import Image, pwrite
+from trainium.files import sync_file
 
 Note = tuple[Any, ...]  # JSON values
 
@@ -105,10 +106,8 @@ class Transfer:
 
     def close_files(self, portion: Portion, crcs: Sequence[int]) -> None:
         """Write what is not tensors into the files that the portion closes."""
-        by_place = {(r.file.name, r.index): crc for r, crc in zip(portion.records, crcs, strict=True)}
-        for file in portion.closes:
-            for offset, content in file.image.frame([by_place[file.name, i] for i in range(len(file.image.offsets))]):
-                pwrite(self._handle(file.name), content, offset)
+        for name, offset, content in _frames(portion, crcs):
+            pwrite(self._handle(name), content, offset)
 
     def _write(self, record: Record, blocks: Iterator[memoryview]) -> int:
         handle, crc, offset = self._handle(record.file.name), 0, record.offset
@@ -152,16 +151,32 @@ class Transfer:
         seen = 0
         try:
             for record, crc in zip(portion.records, done.crcs, strict=True):
-                if _crc(self._folder / record.file.name, record.offset, record.size) != crc:
+                path, header = self._folder / record.file.name, record.file.image.header(record.index, crc)
+                if _crc(path, record.offset, record.size) != crc or not _has(path, record.offset - len(header), header):
                     break
                 seen += record.size
                 self._moved(record.size)
             else:
-                return True
+                # The frames too: this may be the file of a later attempt than the one that got to the end of it.
+                if all(_has(self._folder / name, at, part) for name, at, part in _frames(portion, done.crcs)):
+                    return True
         except OSError:  # the file is gone
             pass
         self._moved(-seen)
         return False
+
+
+def _frames(portion: Portion, crcs: Sequence[int]) -> Iterator[tuple[str, int, bytes]]:
+    """(file, offset, bytes) of what is neither tensor nor header in the files that a portion closes."""
+    by_place = {(r.file.name, r.index): crc for r, crc in zip(portion.records, crcs, strict=True)}
+    for file in portion.closes:
+        for offset, content in file.image.frame([by_place[file.name, i] for i in range(len(file.image.offsets))]):
+            yield file.name, offset, content
+
+
+def _has(path: Path, offset: int, content: bytes) -> bool:
+    with path.open("rb", buffering=0) as file:
+        return os.pread(file.fileno(), len(content), offset) == content
 
 
 def _crc(path: Path, offset: int, size: int) -> int | None:
@@ -181,5 +196,4 @@ def _crc(path: Path, offset: int, size: int) -> int | None:
 def sync(folder: Path, portions: Sequence[Portion]) -> None:
     """Bring the files of portions to the disk."""
     for name in {name for portion in portions for name in portion.files}:
-        with (folder / name).open("rb") as file:
-            os.fsync(file.fileno())
+        sync_file(folder / name)

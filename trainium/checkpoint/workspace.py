@@ -88,7 +88,7 @@ def workspace(
         refuse_other(target, ours)
         target.parent.mkdir(parents=True, exist_ok=True)
         remove_leftovers(target)
-        with _locked(root) as lock:
+        with _locked(root, share) as lock:
             space = _opened(root, _fingerprint(conversion), lock, share)
             try:
                 check_space(target, sum(size - _allocated(space.folder / name) for name, size in files.items()))
@@ -113,8 +113,8 @@ class _Lock:
 
 
 @contextmanager
-def _locked(root: Path) -> Iterator[_Lock]:
-    """Alone in the folder; where others hold shares of it, as one of them.
+def _locked(root: Path, share: Share | None) -> Iterator[_Lock]:
+    """Alone in the folder or, where others are at work on their shares, as one of them.
 
     The workers of a process inherit its lock, so that nobody begins while one that lost its parent still writes.
     """
@@ -127,8 +127,8 @@ def _locked(root: Path) -> Iterator[_Lock]:
             continue
         try:
             exclusive = _try_lock(handle, fcntl.LOCK_EX)
-            if exclusive or _try_lock(handle, fcntl.LOCK_SH):
-                if (root / "lock").exists() and (root / "lock").stat().st_ino == os.fstat(handle).st_ino:
+            if exclusive or (share is not None and _try_lock(handle, fcntl.LOCK_SH)):
+                if _is_same(root / "lock", handle):
                     yield _Lock(handle, exclusive)
                     return
             elif time.monotonic() > deadline:
@@ -137,6 +137,13 @@ def _locked(root: Path) -> Iterator[_Lock]:
                 time.sleep(0.1)
         finally:
             os.close(handle)
+
+
+def _is_same(path: Path, handle: int) -> bool:
+    try:
+        return path.stat().st_ino == os.fstat(handle).st_ino
+    except FileNotFoundError:
+        return False
 
 
 def _try_lock(handle: int, kind: int) -> bool:
@@ -159,8 +166,6 @@ def _opened(root: Path, fingerprint: str, lock: _Lock, share: Share | None) -> W
         for path in root.glob("done-*.jsonl"):
             path.unlink()
         write_atomic(mark, fingerprint)
-    elif not lock.exclusive and share is None:
-        raise CheckpointError(f"shares of this conversion are still being written in {root}; wait for them")
     files.mkdir(exist_ok=True)
     if share is not None and lock.exclusive:
         fcntl.flock(lock.handle, fcntl.LOCK_SH)

@@ -127,7 +127,9 @@ def test_something_else_is_not_replaced(make_model: MakeModel, tmp_path: Path) -
     assert (other / "thesis.tex").read_text() == "years of work"
 
 
-def test_a_failure_on_the_way_leaves_the_old_output_and_what_is_complete_of_the_new(make_model: MakeModel, tmp_path: Path) -> None:
+def test_a_failure_on_the_way_leaves_the_old_output_and_what_is_complete_of_the_new(
+    make_model: MakeModel, tmp_path: Path
+) -> None:
     source = make_model()
     to_nxd(source, tmp_path / "nxd", LAYOUT)
 
