@@ -48,6 +48,8 @@ def open_model(path: Path, config: Mapping[str, Any] | None = None, *, headers_o
     config: the content of a checkpoint's config.json. headers_only: no weights will be read. Raises CheckpointError,
     ArchitectureError or LayoutError when it cannot be read as that.
     """
+    if not path.exists():
+        raise CheckpointError(f"{path} does not exist")
     if path.is_dir() and holds_shards(model_folder(path)):
         return _open_checkpoint(path, config, headers_only)
     weights = open_weights(path)
