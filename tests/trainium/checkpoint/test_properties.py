@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from trainium.checkpoint.architecture import Architecture
+from trainium.checkpoint.compare import compare_paths
 from trainium.checkpoint.convert import to_hf, to_nxd
 from trainium.checkpoint.errors import LayoutError
 from trainium.checkpoint.formats import Form
@@ -119,6 +120,7 @@ def test_files_come_back_as_they_were(
         report = to_nxd(source, nxd, layout, form=form)
         assert report.untied == arch.tied
         assert verify_nxd(source, nxd, layout).ok
+        assert compare_paths(source, nxd, config=None, names_only=False).equal
         to_hf(nxd, back, config, replace(layout, qkv="auto"), max_shard_bytes=max_shard_bytes)
         result = open_weights(back)
         assert set(result) == set(state) | {"lm_head.weight"}
