@@ -162,7 +162,10 @@ def verify(
     from trainium.checkpoint.comparison_text import comparison_text
 
     progress = (lambda done, total: None) if as_json else Meter("compared")
-    found = compare_paths(a, b, config=config, names_only=names_only, progress=progress)
+    try:
+        found = compare_paths(a, b, config=config, names_only=names_only, progress=progress)
+    except OSError as error:
+        raise CheckpointError(f"{error.filename or f'{a} or {b}'} cannot be read: {error.strerror or error}") from error
     print(json.dumps(found.to_dict(), indent=2, ensure_ascii=False) if as_json else comparison_text(found))
     _exit_unless(found.equal)
 

@@ -1,6 +1,5 @@
 """One model against another, in any two forms: names, shapes, dtypes, and every number. No torch."""
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,6 +18,7 @@ from trainium.checkpoint.rows import CopyFound, Rows
 from trainium.checkpoint.statistics import Statistics, compare
 from trainium.checkpoint.stored_model import StoredModel, open_model, own_config
 from trainium.checkpoint.weights import ITEM_BYTES, Raw
+from trainium.checkpoint.workers import available_cores
 
 Progress = Callable[[int, int], None]
 
@@ -126,7 +126,7 @@ def _values(
     sums: dict[str, _Sum] = {name: _Sum() for name in names}
     done = 0
     progress(0, total)
-    for name, size, found in _parallel(_tasks(a, b, names), len(os.sched_getaffinity(0))):
+    for name, size, found in _parallel(_tasks(a, b, names), available_cores()):
         sums[name].add(found)
         done += size
         progress(done, total)

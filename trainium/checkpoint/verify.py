@@ -1,6 +1,5 @@
 """Proof by reading again: every tensor of every shard is its slice of the source."""
 
-import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -20,6 +19,7 @@ from trainium.checkpoint.paths import model_folder
 from trainium.checkpoint.plan import HEAD, Target, rank_targets, source_shapes
 from trainium.checkpoint.statistics import largest_difference, same_bits
 from trainium.checkpoint.weights import Raw, TensorInfo, Weights, as_raw, as_tensor, torch_dtype
+from trainium.checkpoint.workers import available_cores
 
 _BLOCK_BYTES = 1 << 20
 
@@ -64,31 +64,29 @@ def verify_nxd(
     weights = open_weights(hf_dir)
     sources = source_shapes(weights.shapes, arch, str(weights.where))
     read, layout = open_ranks(checkpoint, layout)
+    ranks = {rank: rank_targets(sources, arch, layout, *rank, untie=HEAD not in weights) for rank in layout.ranks}
+    total = sum(_expected(weights, target).bytes for targets in ranks.values() for target in targets)
     problems: list[TensorProblem] = []
-    done = copies = tensors = 0
-    seen: set[object] = set()
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        for number, rank in enumerate(layout.ranks):
+    done = 0
+    with ThreadPoolExecutor(available_cores()) as pool:
+        for rank, targets in ranks.items():
             shard = read(*rank)
-            targets = rank_targets(sources, arch, layout, *rank, untie=HEAD not in weights)
             problems += _strangers(shard, targets)
             for target, problem in zip(
                 targets, pool.map(partial(_problem, weights, shard, dtype), targets), strict=True
             ):
                 if problem:
                     problems.append(TensorProblem(shard.where.name, target.name, problem))
-                copies += target in seen
-                seen.add(target)
-                tensors += 1
                 done += _expected(weights, target).bytes
-                progress(done, done * layout.shard_count // (number + 1))
+                progress(done, total)
+    every = [target for targets in ranks.values() for target in targets]
     return Verification(
         source=str(hf_dir),
         checkpoint=str(model_folder(checkpoint)),
         shards=layout.shard_count,
-        tensors=tensors,
-        bytes=done,
-        copies=copies,
+        tensors=len(every),
+        bytes=total,
+        copies=len(every) - len(set(every)),
         problems=tuple(problems),
     )
 
