@@ -65,7 +65,11 @@ def verify_nxd(
     sources = source_shapes(weights.shapes, arch, str(weights.where))
     read, layout = open_ranks(checkpoint, layout)
     ranks = {rank: rank_targets(sources, arch, layout, *rank, untie=HEAD not in weights) for rank in layout.ranks}
-    total = sum(_expected(weights, target).bytes for targets in ranks.values() for target in targets)
+    expected = {
+        rank: [TensorInfo(weights.info[target.cuts[0].source].dtype, target.shape(sources)) for target in targets]
+        for rank, targets in ranks.items()
+    }
+    total = sum(info.bytes for infos in expected.values() for info in infos)
     problems: list[TensorProblem] = []
     done = 0
     with ThreadPoolExecutor(available_cores()) as pool:
@@ -98,14 +102,12 @@ def _strangers(shard: Weights, targets: list[Target]) -> Iterator[TensorProblem]
             yield TensorProblem(shard.where.name, name, "should not be here")
 
 
-def _expected(weights: Weights, target: Target) -> TensorInfo:
-    return TensorInfo(weights.info[target.cuts[0].source].dtype, target.shape(weights.shapes))
-
-
-def _problem(weights: Weights, shard: Weights, dtype: FloatDtype | None, target: Target) -> str | None:
+def _problem(
+    weights: Weights, shard: Weights, dtype: FloatDtype | None, target: Target, source: TensorInfo
+) -> str | None:
     if target.name not in shard:
         return "is missing"
-    stored, source = shard.info[target.name], _expected(weights, target)
+    stored = shard.info[target.name]
     found, expected = stored.cast(dtype), source.cast(dtype)
     if found != expected:
         return f"is {found.dtype} {list(found.shape)} instead of {expected.dtype} {list(expected.shape)}"
