@@ -76,12 +76,11 @@ def verify_nxd(
         for rank, targets in ranks.items():
             shard = read(*rank)
             problems += _strangers(shard, targets)
-            for target, problem in zip(
-                targets, pool.map(partial(_problem, weights, shard, dtype), targets), strict=True
-            ):
+            found = pool.map(partial(_problem, weights, shard, dtype), targets, expected[rank])
+            for target, info, problem in zip(targets, expected[rank], found, strict=True):
                 if problem:
                     problems.append(TensorProblem(shard.where.name, target.name, problem))
-                done += _expected(weights, target).bytes
+                done += info.bytes
                 progress(done, total)
     every = [target for targets in ranks.values() for target in targets]
     return Verification(
