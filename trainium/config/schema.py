@@ -188,6 +188,15 @@ class Convert(Section):
     qkv: Literal["auto", "fused", "split", "coalesced", "plain"] = Field(
         description="How q, k and v are stored; auto: fused when kv_heads differ from heads, else coalesced."
     )
+    array: Positive = Field(
+        description="Jobs that share the native conversion to NxD, each on a node of its own; when there are several, "
+        "one more verifies the whole. May change between two starts of one run.",
+    )
+    workers: Positive | None = Field(
+        None,
+        description="Processes of a native conversion; null: one per CPU of its job. May change between two starts of "
+        "one run.",
+    )
 
 
 class Export(Section):

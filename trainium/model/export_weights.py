@@ -13,6 +13,7 @@ from trainium.checkpoint.merge import CopyDifference
 from trainium.checkpoint.plan import HEAD, source_shapes
 from trainium.checkpoint.shards import write_shard
 from trainium.checkpoint.weights import torch_dtype
+from trainium.checkpoint.workers import available_cores
 
 MAX_FILE_BYTES = 5_000_000_000  # as transformers splits
 SINGLE_FILE = "checkpoint.pt"
@@ -46,6 +47,7 @@ def from_shards(
         dtype=dtype,
         max_shard_bytes=MAX_FILE_BYTES,
         allow_differing_copies=True,
+        workers=available_cores(),
         progress=progress,
     )
     return WrittenWeights(
