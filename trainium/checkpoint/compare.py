@@ -9,10 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from trainium.checkpoint.comparison import Comparison, TensorComparison
+from trainium.checkpoint.comparison import Comparison, DifferingCopy, TensorComparison
 from trainium.checkpoint.huggingface import read_config
 from trainium.checkpoint.inventory import TensorProblem
-from trainium.checkpoint.merge import CopyDifference
 from trainium.checkpoint.plan import HEAD
 from trainium.checkpoint.rows import CopyFound, Rows
 from trainium.checkpoint.statistics import Statistics, compare
@@ -78,7 +77,11 @@ def compare_models(
         ),
         names_only=names_only,
         tensors=tuple(tensors),
-        problems=a.problems + b.problems,
+        problems=tuple(
+            replace(problem, where=f"{side}: {problem.where}")
+            for side, model in (("A", a), ("B", b))
+            for problem in model.problems
+        ),
         copies=0 if names_only else a.copies + b.copies,
         differing_copies=tuple(copies),
         bytes=0 if names_only else sum(side.info[name].bytes for side in (a, b) for name in compared),
@@ -121,7 +124,7 @@ class _Sum:
 
 def _values(
     a: StoredModel, b: StoredModel, names: list[str], progress: Progress
-) -> tuple[list[TensorComparison], list[CopyDifference]]:
+) -> tuple[list[TensorComparison], list[DifferingCopy]]:
     total = sum(side.info[name].bytes for side in (a, b) for name in names)
     sums: dict[str, _Sum] = {name: _Sum() for name in names}
     done = 0
@@ -131,7 +134,11 @@ def _values(
         done += size
         progress(done, total)
     tensors = [_summary(name, sums[name], prod(a.info[name].shape)) for name in names]
-    copies = [CopyDifference(name, *copy.rank, copy.largest) for name in names for copy in sums[name].copies.values()]
+    copies = [
+        DifferingCopy(side, name, *copy.rank, copy.file, copy.largest)
+        for name in names
+        for (side, _), copy in sums[name].copies.items()
+    ]
     return tensors, copies
 
 
@@ -182,7 +189,9 @@ def _compare_rows(sides: tuple[Rows, Rows], dtypes: tuple[str, str], columns: in
         last = min(first + step, stop)
         x, y = (rows.read(first, last, buffer[: last - first]) for rows, buffer in zip(sides, buffers, strict=True))
         statistics = compare(x, y, dtypes)
-        copies = {(f"{n}", copy.file): copy for n, rows in enumerate(sides) for copy in rows.copies(first, last)}
+        copies = {
+            (s, copy.file): copy for s, rows in zip("AB", sides, strict=True) for copy in rows.copies(first, last)
+        }
         where = "" if statistics.equal or found.where or dtypes[0] != dtypes[1] else _where(sides, x, y, first)
         found.add(_Sum(statistics, where, copies))
     return found

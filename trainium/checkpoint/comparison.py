@@ -4,7 +4,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from trainium.checkpoint.inventory import TensorProblem
-from trainium.checkpoint.merge import CopyDifference
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,12 +24,24 @@ class TensorComparison:
     where: str = ""
 
 
+@dataclass(frozen=True)
+class DifferingCopy:
+    """A rank's copy of numbers that an earlier rank of the same model (`side`: "A" or "B") holds otherwise."""
+
+    side: str
+    tensor: str
+    tp_rank: int
+    pp_rank: int
+    file: str
+    max_difference: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
     """Model b against model a.
 
-    common: how many names both have. problems: of single ranks, in either. copies: pieces that ranks hold again, and
-    that were compared. bytes: of the tensors that were read.
+    common: how many names both have. problems: of single ranks, in either (`where` starts with "A: " or "B: ").
+    copies: pieces that ranks hold again, and that were compared. bytes: of the tensors that were read.
     """
 
     a: str
@@ -45,7 +56,7 @@ class Comparison:
     tensors: tuple[TensorComparison, ...]
     problems: tuple[TensorProblem, ...] = ()
     copies: int = 0
-    differing_copies: tuple[CopyDifference, ...] = ()
+    differing_copies: tuple[DifferingCopy, ...] = ()
     bytes: int = 0
     notes: tuple[str, ...] = ()
 

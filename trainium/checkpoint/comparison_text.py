@@ -35,8 +35,7 @@ def _checks(found: Comparison) -> Iterator[str]:
         return
     if found.copies:
         copies = [
-            f"{copy.tensor} in tp rank {copy.tp_rank}, pp rank {copy.pp_rank} by {copy.max_difference:.3g}"
-            for copy in found.differing_copies
+            f"{copy.side}: {copy.file}: {copy.tensor} by {copy.max_difference:.3g}" for copy in found.differing_copies
         ]
         yield from _check("copies", f"all {found.copies} equal across ranks", copies)
     bad = [

@@ -110,14 +110,14 @@ def test_copies_that_differ_are_named(forms: dict[str, Path], capsys: pytest.Cap
 
     _rewrite(shard_path(forms["inline"] / "model", 3, 0), drift)
     found = verify(forms["hf"], forms["inline"])
-    copies = {(copy.tensor, copy.tp_rank, copy.pp_rank) for copy in found.differing_copies}
-    assert copies == {("model.layers.0.self_attn.k_proj.weight", 3, 0), ("model.norm.weight", 3, 0)}
+    copies = {(copy.side, copy.tensor, copy.tp_rank, copy.pp_rank) for copy in found.differing_copies}
+    assert copies == {("B", "model.layers.0.self_attn.k_proj.weight", 3, 0), ("B", "model.norm.weight", 3, 0)}
     assert all(tensor.unchanged for tensor in found.tensors)  # of copies the first counts
     assert not found.equal
     assert main(["verify", str(forms["hf"]), str(forms["inline"])]) == 1
     out = capsys.readouterr().out
     assert "copies  differ: 2" in out
-    assert "model.norm.weight in tp rank 3, pp rank 0 by 0.5" in out
+    assert "B: dp_rank_00_tp_rank_03_pp_rank_00.pt: model.norm.weight by 0.5" in out
     assert out.endswith("DIFFERENT: names, shapes, dtypes and values\n")
 
 
@@ -137,7 +137,7 @@ def test_what_single_ranks_lack_is_named(forms: dict[str, Path], capsys: pytest.
         ("model.layers.0.mlp.up_proj.weight", gate_up),
         ("model.norm.weight", "is float32 [16] here and bfloat16 [16] in an earlier rank"),
     }
-    assert {problem.where for problem in found.problems} == {"dp_rank_00_tp_rank_01_pp_rank_00.pt"}
+    assert {problem.where for problem in found.problems} == {"B: dp_rank_00_tp_rank_01_pp_rank_00.pt"}
     assert found.only_in_a == ()
     assert main(["verify", str(forms["hf"]), str(forms["inline"]), "--names-only"]) == 1
     assert "ranks   differ: 4" in capsys.readouterr().out
