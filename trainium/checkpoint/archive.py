@@ -12,16 +12,14 @@ import mmap
 import pickle
 import struct
 import zipfile
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 from trainium.checkpoint.errors import CheckpointError
-from trainium.checkpoint.weights import ITEM_BYTES, TensorInfo, damaged, torch_dtype
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from trainium.checkpoint.weights import ITEM_BYTES, Raw, TensorInfo, damaged, mapped_array
 
 REFERENCE_MODULE, REFERENCE_NAME = "torch_xla.utils.serialization", "TensorReference"
 
@@ -61,39 +59,48 @@ class _Storage:
     record: str
 
 
+class Place(NamedTuple):
+    """Where a record's bytes are in the file, and their CRC-32 as the directory has it."""
+
+    start: int
+    size: int
+    crc: int
+
+
 @dataclass(frozen=True)
 class Archive:
     """An open `.pt` file: `content` is what was pickled, with StoredTensor and TensorReference in place."""
 
     path: Path
     content: Any
-    positions: Mapping[str, tuple[int, int]]  # record → (first byte, bytes)
+    places: Mapping[str, Place]  # record → its bytes
     mapped: mmap.mmap
 
-    def tensor(self, stored: StoredTensor) -> Tensor:
+    def raw(self, stored: StoredTensor) -> Raw:
         """A view of the file."""
-        import torch
-
-        if 0 in stored.info.shape:
-            return torch.empty(stored.info.shape, dtype=torch_dtype(stored.info.dtype))
-        start, size = self._position(stored)
-        dtype = torch_dtype(stored.info.dtype)
-        flat = torch.frombuffer(self.mapped, dtype=dtype, count=size // dtype.itemsize, offset=start)
-        return flat.as_strided(stored.info.shape, stored.stride, stored.offset)
-
-    def _position(self, stored: StoredTensor) -> tuple[int, int]:
-        start, size = self.positions.get(stored.record, (0, -1))
-        extent = (
-            1 + stored.offset + sum((n - 1) * step for n, step in zip(stored.info.shape, stored.stride, strict=True))
-        )
-        if size < extent * ITEM_BYTES[stored.info.dtype]:
+        place = self.places.get(f"data/{stored.record}", Place(0, -1, 0))
+        steps = zip(stored.info.shape, stored.stride, strict=True)
+        width = ITEM_BYTES[stored.info.dtype]
+        if place.size < (1 + stored.offset + sum((n - 1) * step for n, step in steps)) * width and (
+            0 not in stored.info.shape
+        ):
             damaged(self.path, f"record data/{stored.record} is too short for the tensor it should hold")
-        return start, size
+        return mapped_array(self.mapped, stored.info, place.start + stored.offset * width, stored.stride)
+
+    def check(self, stored: StoredTensor) -> None:
+        """Raise CheckpointError when the bytes are not those that were written.
+
+        torch.save can be told to leave out checksums and then writes 0, which says nothing.
+        """
+        start, size, crc = self.places[f"data/{stored.record}"]
+        if crc and zlib.crc32(memoryview(self.mapped)[start : start + size]) != crc:
+            damaged(self.path, f"record data/{stored.record} is corrupted (its checksum differs)")
 
 
-def open_archive(path: Path) -> Archive:
+def open_archive(path: Path, *, about: bool = False) -> Archive:
     """Map a `.pt` file and read its structure.
 
+    about: it tells of tensors (`.info.pt`), so it may name dtypes and torch.Size; they become names and tuples.
     Raises CheckpointError naming the file when it is missing, truncated, compressed, big-endian, of torch < 1.6, or
     asks for anything but tensors and references.
     """
@@ -101,28 +108,30 @@ def open_archive(path: Path) -> Archive:
         with path.open("rb") as file, zipfile.ZipFile(file) as archive:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
             records = {info.filename.partition("/")[2]: info for info in archive.infolist()}
-            if "data.pkl" not in records:
-                damaged(path, "it is a zip file, but torch.save did not write it")
-            if "byteorder" in records and archive.read(records["byteorder"]) != b"little":
-                damaged(path, "it was written on a big-endian machine")
-            content = _unpickle(path, archive.read(records["data.pkl"]))
     except FileNotFoundError:
         raise CheckpointError(f"{path} does not exist") from None
     except zipfile.BadZipFile as error:
         damaged(path, f"it is truncated, or torch.save did not write it ({error})")
     except (OSError, ValueError) as error:
-        if isinstance(error, CheckpointError):
-            raise
         damaged(path, error)
-    positions = {
-        name.removeprefix("data/"): _position(path, info, mapped)
-        for name, info in records.items()
-        if name.startswith("data/")
-    }
-    return Archive(path, content, positions, mapped)
+    places = {name: _place(path, info, mapped) for name, info in records.items()}
+    if "data.pkl" not in places:
+        damaged(path, "it is a zip file, but torch.save did not write it")
+    if "byteorder" in places and _content(path, mapped, places, "byteorder") != b"little":
+        damaged(path, "it was written on a big-endian machine")
+    content = _unpickle(path, _content(path, mapped, places, "data.pkl"), about)
+    return Archive(path, content, places, mapped)
 
 
-def _position(path: Path, info: zipfile.ZipInfo, mapped: mmap.mmap) -> tuple[int, int]:
+def _content(path: Path, mapped: mmap.mmap, places: Mapping[str, Place], name: str) -> bytes:
+    place = places[name]
+    data = mapped[place.start : place.start + place.size]
+    if place.crc and zlib.crc32(data) != place.crc:
+        damaged(path, f"record {name} is corrupted (its checksum differs)")
+    return data
+
+
+def _place(path: Path, info: zipfile.ZipInfo, mapped: mmap.mmap) -> Place:
     """Where a stored record's bytes are: the local header's own lengths count, the central directory's may differ."""
     header = mapped[info.header_offset : info.header_offset + 30]
     if info.compress_type != zipfile.ZIP_STORED or len(header) < 30 or header[:4] != b"PK\x03\x04":
@@ -131,12 +140,12 @@ def _position(path: Path, info: zipfile.ZipInfo, mapped: mmap.mmap) -> tuple[int
     start = info.header_offset + 30 + name + extra
     if start + info.file_size > len(mapped):
         damaged(path, f"it is truncated: record {info.filename} reaches beyond the end")
-    return start, info.file_size
+    return Place(start, info.file_size, info.CRC)
 
 
-def _unpickle(path: Path, data: bytes) -> Any:
+def _unpickle(path: Path, data: bytes, about: bool) -> Any:
     try:
-        return _Unpickler(path, io.BytesIO(data)).load()
+        return _Unpickler(path, io.BytesIO(data), about).load()
     except CheckpointError:
         raise
     except Exception as error:  # a damaged pickle can raise anything; it runs nothing but the constructors below
@@ -144,13 +153,15 @@ def _unpickle(path: Path, data: bytes) -> Any:
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, path: Path, file: Any) -> None:
+    def __init__(self, path: Path, file: Any, about: bool) -> None:
         super().__init__(file)
-        self._path = path
+        self._path, self._about = path, about
 
     def find_class(self, module: str, name: str) -> Any:
         if module == "torch" and name in STORAGES:
             return STORAGES[name]
+        if self._about and module == "torch" and (name in ITEM_BYTES or name == "Size"):
+            return tuple if name == "Size" else name
         allowed: dict[tuple[str, str], Callable[..., Any]] = {
             ("collections", "OrderedDict"): collections.OrderedDict,
             ("torch._utils", "_rebuild_tensor_v2"): lambda *arguments: _stored_tensor(*arguments[:4]),
