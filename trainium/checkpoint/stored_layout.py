@@ -1,7 +1,7 @@
 """The parallel layout of a checkpoint, as its files tell it. No torch."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -39,13 +39,19 @@ class GivenLayout:
 
 
 def read_layout(
-    checkpoint: Path, arch: Architecture, given: GivenLayout = GivenLayout(), *, read: Read | None = None
+    checkpoint: Path,
+    arch: Architecture,
+    given: GivenLayout = GivenLayout(),
+    *,
+    read: Read | None = None,
+    headers_only: bool = False,
 ) -> Layout:
     """The layout of a checkpoint of this model: degrees from file names, the rest from names and shapes in them.
 
     trn1 and trn2 differ only in which ranks hold copies of a key head, so the first layer's key heads tell. read: a
-    reader of the ranks, where one is open already. Raises LayoutError naming what differs from `given`, CheckpointError
-    when the files are not those of such a model.
+    reader of the ranks, where one is open already. headers_only: look at no weights, and take trn1 for granted where
+    only they tell. Raises LayoutError naming what differs from `given`, CheckpointError when the files are not those
+    of such a model.
     """
     shards = find_shards(model_folder(checkpoint))
     if shards.missing:
@@ -67,9 +73,7 @@ def read_layout(
         qkv=qkv,
         virtual_pp=_virtual_pp([{layer_of(name) for name in read(0, rank)} for rank in range(pp)], arch.layers),
     )
-    if given.instance_family or (found.kv_replicator > 1 and arch.kv_heads > 1):
-        family = given.instance_family or _family(read, qkv, arch, found)
-        found = Layout(**(found.__dict__ | {"instance_family": family}))
+    found = replace(found, instance_family=given.instance_family or _family(read, arch, found, headers_only))
     _check_given(found, given, str(shards.folder))
     return found
 
@@ -133,7 +137,13 @@ def _virtual_pp(stages: list[set[int | None]], layers: int) -> int:
     )
 
 
-def _family(read: Read, qkv: Qkv, arch: Architecture, layout: Layout) -> InstanceFamily:
+def _family(read: Read, arch: Architecture, layout: Layout, headers_only: bool) -> InstanceFamily:
+    if layout.kv_replicator == 1:  # both put the heads alike, but only on trn2 may a rank hold several key heads
+        return "trn2" if layout.qkv in ("fused", "split") and layout.tp != arch.kv_heads else "trn1"
+    return "trn1" if headers_only or arch.kv_heads == 1 else _family_of_copies(read, layout.qkv, arch, layout)
+
+
+def _family_of_copies(read: Read, qkv: Qkv, arch: Architecture, layout: Layout) -> InstanceFamily:
     """The one by which more ranks hold copies of what they should; a damaged copy does not decide."""
 
     def keys(tp_rank: int) -> bytes:

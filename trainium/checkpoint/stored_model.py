@@ -13,7 +13,7 @@ from trainium.checkpoint.layout import Layout
 from trainium.checkpoint.paths import find_shards, holds_shards, model_folder
 from trainium.checkpoint.placement import EMBEDDING, HEAD
 from trainium.checkpoint.rows import Held, Piece, Rows
-from trainium.checkpoint.stored_layout import GivenLayout, rank_reader, read_layout
+from trainium.checkpoint.stored_layout import rank_reader, read_layout
 from trainium.checkpoint.weights import TensorInfo, Weights
 
 
@@ -80,9 +80,8 @@ def _open_checkpoint(path: Path, config: Mapping[str, Any] | None, headers_only:
         )
     arch = Architecture.from_config(config)
     read = rank_reader(find_shards(model_folder(path)), headers_only=headers_only)
-    # Which ranks hold copies changes no name and no shape, and only the weights tell it.
-    family = GivenLayout(instance_family="trn1") if headers_only else GivenLayout()
-    layout = read_layout(path, arch, family, read=read)
+    # which ranks hold copies changes no name and no shape
+    layout = read_layout(path, arch, read=read, headers_only=headers_only)
     layout.check(arch)
     inventory = take_inventory(read, arch, layout)
     return StoredModel(

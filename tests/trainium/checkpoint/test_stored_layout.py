@@ -32,6 +32,7 @@ SIZES: dict[str, Any] = {
         Layout(tp=2, qkv="fused"),
         Layout(tp=4, kv_replicator=2, qkv="fused"),
         Layout(tp=4, kv_replicator=2, qkv="split", instance_family="trn2"),
+        Layout(tp=1, qkv="split", instance_family="trn2"),
         Layout(tp=12, kv_replicator=6, qkv="fused", instance_family="trn2"),
         Layout(tp=12, kv_replicator=6, qkv="split"),
         Layout(tp=2, qkv="plain"),
@@ -46,6 +47,7 @@ def test_what_was_written_is_read(make_model: MakeModel, tmp_path: Path, layout:
     arch = Architecture.from_config(read_config(source))
     assert read_layout(tmp_path / "nxd", arch) == layout
     assert read_layout(tmp_path / "nxd" / "model", arch, GivenLayout(tp=layout.tp, qkv=layout.qkv)) == layout
+    read_layout(tmp_path / "nxd", arch, headers_only=True).check(arch)
 
 
 def test_multi_head_attention_is_coalesced(make_model: MakeModel, tmp_path: Path) -> None:
