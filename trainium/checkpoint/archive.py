@@ -11,7 +11,6 @@ import io
 import mmap
 import pickle
 import struct
-import zipfile
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from typing import Any, NamedTuple
 
 from trainium.checkpoint.errors import CheckpointError
 from trainium.checkpoint.weights import ITEM_BYTES, Raw, TensorInfo, damaged, mapped_array
+from trainium.checkpoint.zip_directory import Entry, NotAZipError, directory
 
 REFERENCE_MODULE, REFERENCE_NAME = "torch_xla.utils.serialization", "TensorReference"
 
@@ -105,16 +105,16 @@ def open_archive(path: Path, *, about: bool = False) -> Archive:
     asks for anything but tensors and references.
     """
     try:
-        with path.open("rb") as file, zipfile.ZipFile(file) as archive:
+        with path.open("rb") as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-            records = {info.filename.partition("/")[2]: info for info in archive.infolist()}
     except FileNotFoundError:
         raise CheckpointError(f"{path} does not exist") from None
-    except zipfile.BadZipFile as error:
-        damaged(path, f"it is truncated, or torch.save did not write it ({error})")
     except (OSError, ValueError) as error:
         damaged(path, error)
-    places = {name: _place(path, info, mapped) for name, info in records.items()}
+    try:
+        places = {entry.name.partition("/")[2]: _place(path, entry, mapped) for entry in directory(mapped)}
+    except NotAZipError as error:
+        damaged(path, f"it is truncated, or torch.save did not write it ({error})")
     if "data.pkl" not in places:
         damaged(path, "it is a zip file, but torch.save did not write it")
     if "byteorder" in places and _content(path, mapped, places, "byteorder") != b"little":
@@ -131,16 +131,16 @@ def _content(path: Path, mapped: mmap.mmap, places: Mapping[str, Place], name: s
     return data
 
 
-def _place(path: Path, info: zipfile.ZipInfo, mapped: mmap.mmap) -> Place:
+def _place(path: Path, entry: Entry, mapped: mmap.mmap) -> Place:
     """Where a stored record's bytes are: the local header's own lengths count, the central directory's may differ."""
-    header = mapped[info.header_offset : info.header_offset + 30]
-    if info.compress_type != zipfile.ZIP_STORED or len(header) < 30 or header[:4] != b"PK\x03\x04":
-        damaged(path, f"record {info.filename} is compressed or its header is damaged")
+    header = mapped[entry.offset : entry.offset + 30]
+    if entry.compressed or len(header) < 30 or header[:4] != b"PK\x03\x04":
+        damaged(path, f"record {entry.name} is compressed or its header is damaged")
     name, extra = struct.unpack("<HH", header[26:])
-    start = info.header_offset + 30 + name + extra
-    if start + info.file_size > len(mapped):
-        damaged(path, f"it is truncated: record {info.filename} reaches beyond the end")
-    return Place(start, info.file_size, info.CRC)
+    start = entry.offset + 30 + name + extra
+    if start + entry.size > len(mapped):
+        damaged(path, f"it is truncated: record {entry.name} reaches beyond the end")
+    return Place(start, entry.size, entry.crc)
 
 
 def _unpickle(path: Path, data: bytes, about: bool) -> Any:

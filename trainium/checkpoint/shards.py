@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +26,8 @@ from trainium.checkpoint.weights import Raw, TensorInfo, Weights, byte_view, dam
 if TYPE_CHECKING:
     from torch import Tensor
 
+_OPEN_PARTS = 3  # of each shard's tensors: thousands of open files are more than a process may have
+
 
 def open_shard(path: Path, *, headers_only: bool = False) -> Weights:
     """Map a shard of either form. Raises CheckpointError naming the file that is missing, damaged or refused.
@@ -36,21 +39,27 @@ def open_shard(path: Path, *, headers_only: bool = False) -> Weights:
     entries = _entries(archive)
     told = _told(path) if headers_only else {}
 
+    @lru_cache(maxsize=_OPEN_PARTS)
+    def part(tid: int) -> Archive:
+        return open_archive(tensor_folder(path) / f"tensor_{tid}.pt")
+
     def stored(name: str) -> tuple[Archive, StoredTensor]:
         entry = entries[name]
         if isinstance(entry, StoredTensor):
             return archive, entry
-        # opened again each time: thousands of open files are more than a process may have
-        part = open_archive(tensor_folder(path) / f"tensor_{entry.tid}.pt")
-        return part, _bare(part)
+        return part(entry.tid), _bare(part(entry.tid))
 
     def raw(name: str) -> Raw:
         opened, tensor = stored(name)
         return opened.raw(tensor)
 
+    checked: set[str] = set()
+
     def check(name: str) -> None:
-        opened, tensor = stored(name)
-        opened.check(tensor)
+        if name not in checked:
+            opened, tensor = stored(name)
+            opened.check(tensor)
+            checked.add(name)
 
     info = {name: told.get(getattr(entry, "tid", None)) or stored(name)[1].info for name, entry in entries.items()}
     return Weights(path, info, raw, check=check, files=(path, *_parts(path, entries)))
