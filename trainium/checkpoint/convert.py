@@ -5,13 +5,13 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from trainium.checkpoint.architecture import Architecture
 from trainium.checkpoint.archive_writer import tensors_image
-from trainium.checkpoint.assembly import rows_of, slice_of, slices, will_need
+from trainium.checkpoint.assembly import slice_of, slices, will_need
 from trainium.checkpoint.errors import CheckpointError, LayoutError
 from trainium.checkpoint.formats import FloatDtype, Form
 from trainium.checkpoint.huggingface import (
@@ -35,7 +35,8 @@ from trainium.checkpoint.plan import (
     rank_targets,
     source_shapes,
 )
-from trainium.checkpoint.shards import open_shard, shard_images
+from trainium.checkpoint.shards import shard_images
+from trainium.checkpoint.stored_layout import rank_reader
 from trainium.checkpoint.transfer import Done, Loaded, OutputFile, Portion, Record, Transfer, sync
 from trainium.checkpoint.weights import TensorInfo, Weights, check_dtype
 from trainium.checkpoint.workers import Work, spread
@@ -171,7 +172,7 @@ def to_hf(
         for place in where[name]:
             rank = read(place.tp_rank, place.pp_rank)
             if place.target in rank:
-                will_need(rows_of(rank.raw(place.target), place.offset, place.cut, sources[name]))
+                rank.ahead(place.target)
 
     files = [("checkpoint.pt", list(info))] if single_file else plan_files(info, max_shard_bytes)
     portions = [
@@ -217,11 +218,7 @@ def open_ranks(checkpoint: Path, layout: Layout) -> tuple[Callable[[int, int], W
             + (f"; missing: {', '.join(lost[:3])}{' …' if len(lost) > 3 else ''}" if lost else "")
         )
 
-    @lru_cache(maxsize=max(64, 2 * layout.tp))  # an open file each: enough for two stages, not for any checkpoint
-    def read(tp_rank: int, pp_rank: int) -> Weights:
-        return open_shard(shards.files[tp_rank, pp_rank])
-
-    return read, layout
+    return rank_reader(shards), layout
 
 
 class _Counter:

@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainium.checkpoint.archive import Archive, StoredTensor, TensorReference, open_archive
+from trainium.checkpoint.archive import Archive, StoredTensor, TensorReference, open_archive, will_read
 from trainium.checkpoint.archive_writer import (
     ArchiveImage,
     reference_info_image,
@@ -26,7 +26,7 @@ from trainium.checkpoint.weights import Raw, TensorInfo, Weights, byte_view, dam
 if TYPE_CHECKING:
     from torch import Tensor
 
-_OPEN_PARTS = 3  # of each shard's tensors: thousands of open files are more than a process may have
+_OPEN_PARTS = 1  # of each shard: thousands of open files are more than a process may have
 
 
 def open_shard(path: Path, *, headers_only: bool = False) -> Weights:
@@ -53,6 +53,13 @@ def open_shard(path: Path, *, headers_only: bool = False) -> Weights:
         opened, tensor = stored(name)
         return opened.raw(tensor)
 
+    def ahead(name: str) -> None:
+        entry = entries[name]
+        if isinstance(entry, StoredTensor):
+            archive.ahead(entry)
+        else:
+            will_read(tensor_folder(path) / f"tensor_{entry.tid}.pt")
+
     checked: set[str] = set()
 
     def check(name: str) -> None:
@@ -62,7 +69,7 @@ def open_shard(path: Path, *, headers_only: bool = False) -> Weights:
             checked.add(name)
 
     info = {name: told.get(getattr(entry, "tid", None)) or stored(name)[1].info for name, entry in entries.items()}
-    return Weights(path, info, raw, check=check, files=(path, *_parts(path, entries)))
+    return Weights(path, info, raw, check=check, ahead=ahead, files=(path, *_parts(path, entries)))
 
 
 def read_shard(path: Path) -> dict[str, Tensor]:
