@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ctypes
+import mmap
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,6 +41,23 @@ class Assembly:
         step = max(1, BLOCK_BYTES // max(row_bytes, 1))
         for row in range(0, rows, step):
             yield np.concatenate([piece[row : row + step] for piece in self.pieces], axis=1)
+
+
+def will_need(view: Raw) -> None:
+    """Have the disk begin to read mapped pages that are going to be touched. Only a hint: what fails is let be."""
+    if view.size:
+        first, last = np.lib.array_utils.byte_bounds(view)
+        first -= first % mmap.PAGESIZE
+        _madvise(first, last - first, mmap.MADV_WILLNEED)
+
+
+def _libc_madvise() -> Callable[[int, int, int], int]:
+    madvise = ctypes.CDLL(None).madvise
+    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    return madvise
+
+
+_madvise = _libc_madvise()
 
 
 def slices(weights: Weights, target: Target) -> Assembly:

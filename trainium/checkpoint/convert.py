@@ -4,13 +4,13 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from trainium.checkpoint.architecture import Architecture
 from trainium.checkpoint.archive_writer import tensors_image
-from trainium.checkpoint.assembly import slices
+from trainium.checkpoint.assembly import slice_of, slices, will_need
 from trainium.checkpoint.errors import CheckpointError, LayoutError
 from trainium.checkpoint.formats import FloatDtype, Form
 from trainium.checkpoint.huggingface import (
@@ -36,7 +36,8 @@ from trainium.checkpoint.placement import (
     rank_targets,
     source_shapes,
 )
-from trainium.checkpoint.shards import open_shard, shard_images
+from trainium.checkpoint.shards import shard_images
+from trainium.checkpoint.stored_layout import rank_reader
 from trainium.checkpoint.transfer import Done, Loaded, OutputFile, Portion, Record, Transfer, sync
 from trainium.checkpoint.weights import TensorInfo, Weights, float_dtype
 from trainium.checkpoint.workers import Work, spread
@@ -102,11 +103,12 @@ def to_nxd(
     portions: list[Portion] = []
     infos = []
     groups: dict[int, list[Portion]] = {}
+    asked: set[str] = set()
     for rank in layout.ranks if share is None else share.of(layout.ranks):
         targets = rank_targets(sources, arch, layout, *rank, untie=untied)
         info = {t.name: weights.info[t.cuts[0].source].cast(dtype).reshaped(t.shape(sources)) for t in targets}
         infos.append(info)
-        portions.append(_rank_portion(weights, targets, info, shard_path(Path(), *rank).name, form))
+        portions.append(_rank_portion(weights, targets, info, shard_path(Path(), *rank).name, form, asked))
         groups.setdefault(rank[1], []).append(portions[-1])
     conversion = {"layout": asdict(layout), "dtype": dtype, "form": form, "input": _identity(weights.files)}
     count = _Counter(sum(portion.bytes for portion in portions), progress)
@@ -165,8 +167,16 @@ def to_hf(
         blocks = found.assembly.blocks(found.dtype, info[name].dtype)
         return Loaded(blocks, tuple(astuple(difference) for difference in found.differences))
 
+    def ahead(name: str) -> None:
+        for place in where[name]:
+            rank = read(place.tp_rank, place.pp_rank)
+            if place.target in rank:
+                rank.ahead(place.target)
+
     files = [("checkpoint.pt", list(info))] if single_file else plan_files(info, max_shard_bytes)
-    portions = [part for file, names in files for part in _file_portions(file, {n: info[n] for n in names}, load)]
+    portions = [
+        part for file, names in files for part in _file_portions(file, {n: info[n] for n in names}, load, ahead)
+    ]
     read_files = [path for rank in layout.ranks for path in read(*rank).files]
     conversion = {"layout": asdict(layout), "dtype": dtype, "input": _identity(read_files), "files": files}
     count = _Counter(sum(portion.bytes for portion in portions), progress)
@@ -204,11 +214,7 @@ def open_ranks(checkpoint: Path, layout: Layout) -> tuple[Callable[[int, int], W
             f"{len(shards.files)}, of tp={shards.tp} pp={shards.pp}" + (f"; missing: {some(lost)}" if lost else "")
         )
 
-    @lru_cache(maxsize=max(64, 2 * layout.tp))  # an open file each: enough for two stages, not for any checkpoint
-    def read(tp_rank: int, pp_rank: int) -> Weights:
-        return open_shard(shards.files[tp_rank, pp_rank])
-
-    return read, layout
+    return rank_reader(shards), layout
 
 
 class _Counter:
@@ -222,9 +228,9 @@ class _Counter:
 
 
 def _rank_portion(
-    weights: Weights, targets: Sequence[Target], info: Mapping[str, TensorInfo], name: str, form: Form
+    weights: Weights, targets: Sequence[Target], info: Mapping[str, TensorInfo], name: str, form: Form, asked: set[str]
 ) -> Portion:
-    """One rank: a portion that closes all of its files."""
+    """One rank: a portion that closes all of its files. asked: tensors that the disk was asked for, by any rank."""
     files = tuple(OutputFile(file, image) for file, image in shard_images(name, info, form).items())
     places = ((file, index) for file in files for index in range(len(file.image.offsets)))
 
@@ -232,14 +238,22 @@ def _rank_portion(
         stored = weights.info[target.cuts[0].source].dtype
         return Loaded(slices(weights, target).blocks(stored, info[target.name].dtype))
 
+    def ahead(target: Target) -> None:
+        for cut in target.cuts:
+            if cut.dim == 0 or cut.source not in asked:  # columns are spread over the whole tensor, for every rank
+                will_need(slice_of(weights.raw(cut.source), cut))
+                asked.add(cut.source)
+
     records = tuple(
-        Record(file, index, info[target.name].bytes, partial(load, target))
+        Record(file, index, info[target.name].bytes, partial(load, target), partial(ahead, target))
         for (file, index), target in zip(places, targets, strict=True)
     )
     return Portion(name, records, files)
 
 
-def _file_portions(name: str, info: Mapping[str, TensorInfo], load: Callable[[str], Loaded]) -> list[Portion]:
+def _file_portions(
+    name: str, info: Mapping[str, TensorInfo], load: Callable[[str], Loaded], ahead: Callable[[str], None]
+) -> list[Portion]:
     """Neighbouring tensors of one file; the file is closed when all of them are there."""
     ordered = info if name.endswith(".pt") else file_order(info)
     image = tensors_image(Path(name).stem, ordered) if name.endswith(".pt") else SafetensorsImage(ordered)
@@ -248,7 +262,7 @@ def _file_portions(name: str, info: Mapping[str, TensorInfo], load: Callable[[st
     for index, (tensor, item) in enumerate(ordered.items()):
         if sum(record.size for record in groups[-1]) >= _PORTION_BYTES:
             groups.append([])
-        groups[-1].append(Record(file, index, item.bytes, partial(load, tensor)))
+        groups[-1].append(Record(file, index, item.bytes, partial(load, tensor), partial(ahead, tensor)))
     return [Portion(f"{name}:{group[0].index}", tuple(group)) for group in groups]
 
 

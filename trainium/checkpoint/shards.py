@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainium.checkpoint.archive import Archive, StoredTensor, TensorReference, open_archive
+from trainium.checkpoint.archive import Archive, StoredTensor, TensorReference, open_archive, will_read
 from trainium.checkpoint.archive_writer import (
     ArchiveImage,
     reference_info_image,
@@ -25,6 +26,8 @@ from trainium.checkpoint.weights import Raw, TensorInfo, Weights, byte_view, dam
 if TYPE_CHECKING:
     from torch import Tensor
 
+_OPEN_PARTS = 1  # of each shard: thousands of open files are more than a process may have
+
 
 def open_shard(path: Path, *, headers_only: bool = False) -> Weights:
     """Map a shard of either form. Raises CheckpointError naming the file that is missing, damaged or refused.
@@ -36,24 +39,37 @@ def open_shard(path: Path, *, headers_only: bool = False) -> Weights:
     entries = _entries(archive)
     told = _told(path) if headers_only else {}
 
+    @lru_cache(maxsize=_OPEN_PARTS)
+    def part(tid: int) -> Archive:
+        return open_archive(tensor_folder(path) / f"tensor_{tid}.pt")
+
     def stored(name: str) -> tuple[Archive, StoredTensor]:
         entry = entries[name]
         if isinstance(entry, StoredTensor):
             return archive, entry
-        # opened again each time: thousands of open files are more than a process may have
-        part = open_archive(tensor_folder(path) / f"tensor_{entry.tid}.pt")
-        return part, _bare(part)
+        return part(entry.tid), _bare(part(entry.tid))
 
     def raw(name: str) -> Raw:
         opened, tensor = stored(name)
         return opened.raw(tensor)
 
+    def ahead(name: str) -> None:
+        entry = entries[name]
+        if isinstance(entry, StoredTensor):
+            archive.ahead(entry)
+        else:
+            will_read(tensor_folder(path) / f"tensor_{entry.tid}.pt")
+
+    checked: set[str] = set()
+
     def check(name: str) -> None:
-        opened, tensor = stored(name)
-        opened.check(tensor)
+        if name not in checked:
+            opened, tensor = stored(name)
+            opened.check(tensor)
+            checked.add(name)
 
     info = {name: told.get(getattr(entry, "tid", None)) or stored(name)[1].info for name, entry in entries.items()}
-    return Weights(path, info, raw, check=check, files=(path, *_parts(path, entries)))
+    return Weights(path, info, raw, check=check, ahead=ahead, files=(path, *_parts(path, entries)))
 
 
 def read_shard(path: Path) -> dict[str, Tensor]:

@@ -6,6 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from trainium.checkpoint.architecture import Architecture
+from trainium.checkpoint.archive import will_open
 from trainium.checkpoint.errors import CheckpointError, LayoutError
 from trainium.checkpoint.layout import InstanceFamily, Layout, Qkv
 from trainium.checkpoint.paths import ShardFiles, find_shards, model_folder
@@ -15,7 +16,7 @@ from trainium.checkpoint.weights import Weights
 from trainium.text import some
 
 Read = Callable[[int, int], Weights]  # by tp rank and pp rank
-_OPEN_FILES = 512  # a process may have 1024
+_OPEN_FILES = 400  # a process may have 1024, and a shard can have one of its tensors open
 
 # How q, k and v are stored → the end of the name by which it is known, longer names first.
 QKV_MARKS: Mapping[Qkv, str] = {
@@ -80,6 +81,7 @@ def read_layout(
 
 def rank_reader(shards: ShardFiles, *, headers_only: bool = False) -> Read:
     """Opens the shard of a (tp rank, pp rank) when it is first asked for; see `open_shard`."""
+    will_open(shards.files.values())
 
     @lru_cache(maxsize=_OPEN_FILES)
     def read(tp_rank: int, pp_rank: int) -> Weights:
@@ -154,6 +156,8 @@ def _family_of_copies(read: Read, qkv: Qkv, arch: Architecture, layout: Layout) 
         queries = arch.heads * arch.head_dim // layout.tp
         return shard.raw(name)[queries : queries + arch.head_dim].tobytes()
 
+    for rank in range(layout.tp):
+        read(rank, 0).ahead(_first(read(rank, 0), qkv))
     held = [hash(keys(rank)) for rank in range(layout.tp)]
     tiled = sum(key == held[rank % arch.kv_heads] for rank, key in enumerate(held))
     repeated = sum(key == held[rank - rank % layout.kv_replicator] for rank, key in enumerate(held))

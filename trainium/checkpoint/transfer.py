@@ -35,6 +35,9 @@ class OutputFile:
     image: Image
 
 
+_AHEAD_BYTES = 1 << 25  # asked of the disk before they are needed
+
+
 class Loaded(NamedTuple):
     """A tensor's bytes in row-major order, as blocks, and what was found when it was looked for."""
 
@@ -44,12 +47,13 @@ class Loaded(NamedTuple):
 
 @dataclass(frozen=True)
 class Record:
-    """One tensor of an output file, of `size` bytes."""
+    """One tensor of an output file, of `size` bytes. ahead: have the disk begin to read what `load` will touch."""
 
     file: OutputFile
     index: int
     size: int
     load: Callable[[], Loaded]
+    ahead: Callable[[], None] = lambda: None
 
     @property
     def offset(self) -> int:
@@ -90,12 +94,10 @@ class Transfer:
         crcs: dict[str, list[int]] = {portion.key: [] for portion in todo}
         notes: dict[str, list[Note]] = {portion.key: [] for portion in todo}
         try:
-            for records in zip_longest(*(portion.records for portion in todo)):
-                for portion, record in zip(todo, records, strict=True):
-                    if record is not None:
-                        loaded = record.load()
-                        crcs[portion.key].append(self._write(record, loaded.blocks))
-                        notes[portion.key] += loaded.notes
+            for key, record in _looking_ahead(todo):
+                loaded = record.load()
+                crcs[key].append(self._write(record, loaded.blocks))
+                notes[key] += loaded.notes
             for portion in todo:
                 self.close_files(portion, crcs[portion.key])
         finally:
@@ -164,6 +166,20 @@ class Transfer:
             pass
         self._moved(-seen)
         return False
+
+
+def _looking_ahead(portions: Sequence[Portion]) -> Iterator[tuple[str, Record]]:
+    """(key, record) of all, tensor by tensor; what comes soon is asked of the disk already."""
+    lanes = [[(portion.key, record) for record in portion.records] for portion in portions]
+    order = [item for items in zip_longest(*lanes) for item in items if item is not None]
+    asked = size = 0
+    for at, (_, record) in enumerate(order):
+        while asked < len(order) and (asked <= at or size < _AHEAD_BYTES):
+            order[asked][1].ahead()
+            size += order[asked][1].size
+            asked += 1
+        size -= record.size
+        yield order[at]
 
 
 def _frames(portion: Portion, crcs: Sequence[int]) -> Iterator[tuple[str, int, bytes]]:

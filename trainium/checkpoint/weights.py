@@ -52,7 +52,7 @@ class Weights(Mapping[str, "Tensor"]):
     """A lazy mapping: `info` is known, a tensor is a view of the mapped file until something copies it.
 
     Nothing may write to such a tensor. `raw` gives the same view without torch, `check` compares its bytes with the
-    checksum that the file has for them, `files` are what was opened.
+    checksum that the file has for them, `ahead` has the disk begin to read it, `files` are what was opened.
     """
 
     def __init__(
@@ -62,12 +62,14 @@ class Weights(Mapping[str, "Tensor"]):
         raw: Callable[[str], Raw],
         *,
         check: Callable[[str], None] = lambda name: None,
+        ahead: Callable[[str], None] = lambda name: None,
         files: tuple[Path, ...] = (),
     ) -> None:
         self.where = where
         self.info = info
         self.raw = raw
         self.check = check
+        self.ahead = ahead
         self.files = files or (where,)
 
     def __getitem__(self, name: str) -> Tensor:
