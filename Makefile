@@ -7,10 +7,11 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 # The run's name reaches the shell as a variable, never as text: RUN='a "$$(name)"' is only a name.
 export RUN
 
-.PHONY: help install rehearse test lint clean
+.PHONY: help install rehearse test bench lint clean
 help:
 	@echo "make rehearse [RUN=name]   the whole chain on this machine, with the rehearsal toolchain"
 	@echo "make test                  lint, types, import rule and every test (installs Slurm for it)"
+	@echo "make bench [BENCH=...]     the checkpoint converter against cp (--models 1.1B --repeat 3 …; an hour for all)"
 	@echo "make install               only .venv and the project"
 	@echo "make lint                  ruff, mypy --strict, import-linter"
 
@@ -23,6 +24,9 @@ test: $(VENV)/.installed-for-tests
 	@bash tests/slurm_lab/install.sh
 	@$(MAKE) --no-print-directory lint
 	$(VENV)/bin/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+
+bench: install
+	$(VENV)/bin/python -m tests.benchmarks $(BENCH)
 
 lint: $(VENV)/.installed-for-tests
 	$(VENV)/bin/ruff check
@@ -49,4 +53,4 @@ $(VENV)/.installed-for-tests: $(VENV)/.installed tests/data-packages.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .benchmarks

@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from trainium.checkpoint import commands
 from trainium.errors import StageFailed, TransientError, UserError
 
 app = typer.Typer(
@@ -23,6 +24,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Fine-tune LLMs on AWS Trainium through Slurm, from a model name and a dataset to a verified model.",
 )
+convert_app = typer.Typer(no_args_is_help=True, help="Convert weights between Hugging Face and NxD, without a run.")
+convert_app.command("to-nxd")(commands.to_nxd)
+convert_app.command("to-hf")(commands.to_hf)
+app.add_typer(convert_app, name="convert")
+app.command("verify")(commands.verify)
+
 console = Console()
 errors = Console(stderr=True)
 

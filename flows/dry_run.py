@@ -76,6 +76,9 @@ def _jobs(site: Site, arch: Architecture | None) -> Iterator[tuple[str, JobSpec]
         return site.folder.job(stage, 1)
 
     if recipe.convert.engine == "native" or arch is None:
+        count = recipe.convert.array
+        for share in range(1, count + 1) if count > 1 else ():
+            yield f"convert-share-{share}", to_nxd_job(site, job(f"convert-share-{share}"), share)
         yield "convert", to_nxd_job(site, job("convert"))
     else:
         yield "convert-prepare", single_file_job(site, job("convert-prepare"))

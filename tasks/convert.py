@@ -1,5 +1,6 @@
 """Stage convert: the base model as NxD shards, every tensor equal to its slice of the source."""
 
+import asyncio
 from pathlib import Path
 
 from prefect import task
@@ -22,7 +23,7 @@ async def convert(run: Run) -> StageRecord:
     recipe = run.recipe
     inputs = {
         "parallelism": recipe.parallelism.model_dump(mode="json"),
-        "convert": recipe.convert.model_dump(mode="json"),
+        "convert": recipe.convert.model_dump(mode="json", exclude={"array", "workers"}),
         "instance": recipe.instance_type,
     }
     work = _native if recipe.convert.engine == "native" else _with_toolchain
@@ -30,8 +31,27 @@ async def convert(run: Run) -> StageRecord:
 
 
 async def _native(run: Run) -> StageResult:
+    """One job or, with `convert.array`, as many at once, and one that makes a whole of their shares."""
+    count = run.recipe.convert.array
+    shares = await _shares(run, count) if count > 1 else ()
     job = await run_job(run, "convert", lambda path: to_nxd_job(run.site, path))
-    return _result(run, (job,))
+    return _result(run, (*shares, job))
+
+
+async def _shares(run: Run, count: int) -> tuple[FinishedJob, ...]:
+    """Ordinary jobs instead of one Slurm array: each has its folder, and is adopted or repeated on its own.
+
+    When one fails the others are waited for, since what they write need not be written again.
+    """
+
+    async def share(number: int) -> FinishedJob:
+        return await run_job(run, f"convert-share-{number}", lambda path: to_nxd_job(run.site, path, number))
+
+    ended = await asyncio.gather(*(share(number) for number in range(1, count + 1)), return_exceptions=True)
+    for result in ended:
+        if isinstance(result, BaseException):
+            raise result
+    return tuple(job for job in ended if isinstance(job, FinishedJob))
 
 
 async def _with_toolchain(run: Run) -> StageResult:

@@ -53,13 +53,17 @@ def base_config(site: Site) -> dict[str, Any]:
     return read_config(site.places.base)
 
 
-def to_nxd_job(site: Site, job: Path) -> JobSpec:
-    """HF → NxD with this project's converter, every tensor compared with its source afterwards."""
-    places = site.places
+def to_nxd_job(site: Site, job: Path, share: int | None = None) -> JobSpec:
+    """HF → NxD with this project's converter, every tensor compared with its source afterwards.
+
+    share: only that part (from 1) of `convert.array`, to which a job without it adds what is missing before it looks at
+    the whole and puts it in its place.
+    """
+    places, resources, convert = site.places, site.recipe.resources.convert, site.recipe.convert
     command = ("-m", "trainium.checkpoint", "to-nxd", str(places.base), str(places.nxd))
-    return _project_job(
-        site, site.recipe.resources.convert, job, (*command, *_layout_options(site), "--verify", *_report(job))
-    )
+    how = ("--share", f"{share}/{convert.array}") if share else ("--verify",)
+    workers = ("--workers", str(convert.workers or resources.cpus_per_task))
+    return _project_job(site, resources, job, (*command, *_layout_options(site), *workers, *how, *_report(job)))
 
 
 def single_file_job(site: Site, job: Path) -> JobSpec:

@@ -39,6 +39,12 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
+def sync_file(path: Path) -> None:
+    """Bring a file's content to the disk, whoever wrote it."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
 def write_json(path: Path, value: Any) -> None:
     """`write_atomic` of indented JSON with a final newline."""
     write_atomic(path, json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n")

@@ -241,3 +241,50 @@ def test_a_command_line_that_means_nothing(argv: list[str], folder: Path, poison
     assert answer.code == 2
     assert answer.without_noise()
     assert "Usage" in answer.err
+
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "gqa-trn1-tp8-kv4-fused"
+LAYOUT = ["--tp", "8", "--kv-replicator", "4"]
+
+
+def test_weights_are_converted_and_verified_without_prefect_or_torch(folder: Path, poison: dict[str, str]) -> None:
+    source = str(GOLDEN / "hf")
+    written = trainium(folder, "convert", "to-nxd", source, "nxd", *LAYOUT, "--workers", "2", **poison)
+    assert (written.code, written.err) == (0, "")
+    assert "nxd: 8 files, " in written.out
+    back = trainium(folder, "convert", "to-hf", "nxd", "hf", "--config", f"{source}/config.json", "--verify", **poison)
+    assert (back.code, back.err) == (0, "")
+    assert back.out.endswith(", verified\n")
+    for pair in (("nxd", "hf"), ("hf", source), (str(GOLDEN / "nxd"), "hf")):
+        equal = trainium(folder, "verify", *pair, **poison)
+        assert equal.code == 0, equal
+        assert equal.out.endswith("EQUAL: names, shapes, dtypes and values\n")
+
+
+def test_a_model_that_differs_is_exit_code_1_and_a_table(folder: Path, poison: dict[str, str]) -> None:
+    other = GOLDEN.with_name("gqa-trn1-tp4-kv2-fused-2q")
+    answer = trainium(folder, "verify", str(GOLDEN / "hf"), str(other / "hf"), **poison)
+    assert (answer.code, answer.err) == (1, "")
+    assert "model.layers.2.mlp.down_proj.weight: only in A" in answer.out
+    found = trainium(folder, "verify", str(GOLDEN / "hf"), str(other / "hf"), "--json", "--names-only", **poison)
+    assert found.code == 1
+    assert len(json.loads(found.out)["only_in_a"]) == 9
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["convert", "to-nxd", "HF", "nxd", "--tp", "5"], ["tp=5 must divide num_attention_heads=8", "tp=8"]),
+        (["convert", "to-nxd", "gone", "nxd", *LAYOUT], ["gone does not exist"]),
+        (["convert", "to-hf", "NXD", "out", "--config", "HF/config.json", "--tp", "4"], ["tp=4 was given", "tp=8"]),
+        (["convert", "to-hf", "HF", "out", "--config", "HF/config.json"], ["holds no shards"]),
+        (["verify", "NXD", "NXD"], ["--config"]),
+        (["verify", "HF", "gone"], ["gone"]),
+    ],
+)
+def test_weights_that_cannot_be_converted_or_compared(
+    argv: list[str], words: list[str], folder: Path, poison: dict[str, str]
+) -> None:
+    paths = {"HF": str(GOLDEN / "hf"), "NXD": str(GOLDEN / "nxd"), "HF/config.json": str(GOLDEN / "hf" / "config.json")}
+    trainium(folder, *(paths.get(argument, argument) for argument in argv), **poison).refused(*words)
+    assert list(folder.iterdir()) == []

@@ -1,4 +1,4 @@
-"""The sizes of a Llama-like model, and which models have its tensor layout."""
+"""The sizes of a Llama-like model, which models can be converted, and which of those NxDT can train."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,22 +6,49 @@ from typing import Any
 
 from trainium.checkpoint.errors import ArchitectureError
 
-# model_type → what a user must know although the tensors convert ("" when there is nothing).
-KNOWN: Mapping[str, str] = {
-    "llama": "",
-    "mistral": "Mistral has the tensors of a Llama, but NxDT trains HF-style models as plain Llamas: "
-    "without the sliding window, and so only correct where it is off or longer than the sequences.",
+
+@dataclass(frozen=True)
+class Family:
+    """A model_type whose tensors convert exactly.
+
+    note: what a user must know about training it. untrainable: why NxDT cannot train it at all ("" when it can).
+    NxDT builds every HF-style model that is not a Mixtral as its Llama (`models/hf_models/modeling_llama.py`, read,
+    not run): projections without biases, no normalization of queries and keys.
+    """
+
+    note: str = ""
+    untrainable: str = ""
+    qkv_bias: bool = False
+    qk_norm: bool = False
+
+
+KNOWN: Mapping[str, Family] = {
+    "llama": Family(),
+    "mistral": Family(
+        note="Mistral has the tensors of a Llama, but NxDT trains HF-style models as plain Llamas: "
+        "without the sliding window, and so only correct where it is off or longer than the sequences."
+    ),
+    "qwen2": Family(
+        untrainable="Qwen2's q, k and v projections have biases; NxDT's Llama has none and would train another model",
+        qkv_bias=True,
+    ),
+    "qwen3": Family(
+        untrainable="Qwen3 normalizes queries and keys (q_norm, k_norm); NxDT's Llama does not and would train another "
+        "model",
+        qk_norm=True,
+    ),
 }
 
 # Models that people try, and what the Llama layout has no place for.
 REFUSED: Mapping[str, str] = {
-    "qwen2": "its q, k and v projections have biases",
-    "qwen3": "it normalizes queries and keys (q_norm, k_norm)",
+    "qwen2_moe": "it has experts instead of one feed-forward block",
+    "qwen3_moe": "it has experts instead of one feed-forward block",
     "gemma": "its norms and embeddings are scaled differently",
     "gemma2": "it has four norms per layer and soft-capped logits",
     "gemma3": "it has four norms per layer and normalizes queries and keys",
     "gemma3_text": "it has four norms per layer and normalizes queries and keys",
-    "mixtral": "it has experts instead of one feed-forward block; use the upstream engine for it",
+    "mixtral": "it has experts, and nobody could check here how the upstream engine stacks them; use that engine "
+    "itself, NxDT's examples/checkpoint_converter_scripts/hf_nxdt_mixtral_ckpt_converter.py",
     "phi3": "its checkpoint stores q, k, v and gate, up as single tensors",
     "smollm3": "some of its layers have no rotary embedding",
 }
@@ -29,7 +56,11 @@ REFUSED: Mapping[str, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """Sizes of a Llama-like model; `tied`: the output projection is the embedding."""
+    """Sizes of a Llama-like model.
+
+    tied: the output projection is the embedding. qkv_bias: q, k and v have biases, o has none (Qwen2). qk_norm: one
+    norm of head_dim numbers for all query heads of a layer, and one for its key heads (Qwen3).
+    """
 
     layers: int
     hidden: int
@@ -39,6 +70,8 @@ class Architecture:
     intermediate: int
     vocab: int
     tied: bool = False
+    qkv_bias: bool = False
+    qk_norm: bool = False
     model_type: str = "llama"
 
     @classmethod
@@ -51,7 +84,9 @@ class Architecture:
         model_type = _known_type(config)
         for key in ("attention_bias", "mlp_bias"):
             if config.get(key):
-                raise ArchitectureError(f"config.json: {key} is true, but NxDT's Llama has no biases to put them in")
+                raise ArchitectureError(
+                    f"config.json: {key} is true, but NxD's Llama layout has no place for these biases"
+                )
         if config.get("quantization_config"):
             raise ArchitectureError(
                 "config.json: quantization_config is set; convert the unquantized weights, "
@@ -77,6 +112,8 @@ class Architecture:
             intermediate=_size(config, "intermediate_size"),
             vocab=_size(config, "vocab_size"),
             tied=bool(config.get("tie_word_embeddings", False)),
+            qkv_bias=KNOWN[model_type].qkv_bias,
+            qk_norm=KNOWN[model_type].qk_norm,
             model_type=model_type,
         )
 
@@ -86,15 +123,22 @@ class Architecture:
         return self.heads == self.kv_heads
 
     @property
+    def untrainable(self) -> dict[str, str]:
+        """Why NxDT cannot train this model although its tensors convert exactly, by what it is about."""
+        reasons = {"model-family": KNOWN[self.model_type].untrainable}
+        if self.head_dim * self.heads != self.hidden:
+            reasons["head-dim"] = (
+                f"config.json has head_dim={self.head_dim}; NxDT computes hidden_size / num_attention_heads = "
+                f"{self.hidden / self.heads:g} and would train another model"
+            )
+        return {about: reason for about, reason in reasons.items() if reason}
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What the user should hear about training this model, although its tensors convert exactly."""
-        notes = [KNOWN.get(self.model_type, "")]
-        if self.head_dim * self.heads != self.hidden:
-            notes.append(
-                f"head_dim={self.head_dim} is not hidden_size / num_attention_heads: the tensors convert, "
-                "but NxDT computes head_dim from those two and cannot train this model."
-            )
-        return tuple(note for note in notes if note)
+        note = KNOWN[self.model_type].note
+        reasons = [f"The tensors convert, but NxDT cannot train this model: {r}." for r in self.untrainable.values()]
+        return (*([note] if note else []), *reasons)
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
         """Hugging Face name → shape of every tensor such a model must have, `lm_head.weight` included."""
@@ -117,6 +161,11 @@ class Architecture:
                 f"{prefix}self_attn.q_proj.weight": (queries, self.hidden),
                 f"{prefix}self_attn.v_proj.weight": (keys, self.hidden),
             }
+            if self.qkv_bias:
+                rows = {"q": queries, "k": keys, "v": keys}
+                shapes |= {f"{prefix}self_attn.{part}_proj.bias": (rows[part],) for part in "qkv"}
+            if self.qk_norm:
+                shapes |= {f"{prefix}self_attn.{part}_norm.weight": (self.head_dim,) for part in "qk"}
         return shapes
 
 

@@ -9,21 +9,23 @@ from __future__ import annotations
 import collections
 import io
 import mmap
+import os
 import pickle
 import struct
-import zipfile
-from collections.abc import Callable, Mapping
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainium.checkpoint.errors import CheckpointError
-from trainium.checkpoint.weights import ITEM_BYTES, TensorInfo, damaged, torch_dtype
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from trainium.checkpoint.weights import ITEM_BYTES, Raw, TensorInfo, damaged, mapped_array
+from trainium.checkpoint.zip_directory import Entry, NotAZipError, directory
 
 REFERENCE_MODULE, REFERENCE_NAME = "torch_xla.utils.serialization", "TensorReference"
+
+_LOOKED_AT = 1 << 16
 
 STORAGES: Mapping[str, str] = {
     "BFloat16Storage": "bfloat16",
@@ -67,76 +69,103 @@ class Archive:
 
     path: Path
     content: Any
-    positions: Mapping[str, tuple[int, int]]  # record → (first byte, bytes)
+    records: Mapping[str, Entry]
     mapped: mmap.mmap
 
-    def tensor(self, stored: StoredTensor) -> Tensor:
+    def raw(self, stored: StoredTensor) -> Raw:
         """A view of the file."""
-        import torch
-
-        if 0 in stored.info.shape:
-            return torch.empty(stored.info.shape, dtype=torch_dtype(stored.info.dtype))
-        start, size = self._position(stored)
-        dtype = torch_dtype(stored.info.dtype)
-        flat = torch.frombuffer(self.mapped, dtype=dtype, count=size // dtype.itemsize, offset=start)
-        return flat.as_strided(stored.info.shape, stored.stride, stored.offset)
-
-    def _position(self, stored: StoredTensor) -> tuple[int, int]:
-        start, size = self.positions.get(stored.record, (0, -1))
-        extent = (
-            1 + stored.offset + sum((n - 1) * step for n, step in zip(stored.info.shape, stored.stride, strict=True))
-        )
-        if size < extent * ITEM_BYTES[stored.info.dtype]:
+        steps = zip(stored.info.shape, stored.stride, strict=True)
+        width = ITEM_BYTES[stored.info.dtype]
+        needed = 0 if 0 in stored.info.shape else 1 + stored.offset + sum((n - 1) * step for n, step in steps)
+        record = self.records.get(f"data/{stored.record}")
+        if record is None or record.size < needed * width:
             damaged(self.path, f"record data/{stored.record} is too short for the tensor it should hold")
-        return start, size
+        start = _start(self.path, self.mapped, record)
+        return mapped_array(self.mapped, stored.info, start + stored.offset * width, stored.stride)
+
+    def check(self, stored: StoredTensor) -> None:
+        """Raise CheckpointError when the bytes are not those that were written."""
+        _bytes(self.path, self.mapped, self.records[f"data/{stored.record}"])
+
+    def ahead(self, stored: StoredTensor) -> None:
+        """Have the disk begin to read a tensor, header included, without waiting for either."""
+        record = self.records.get(f"data/{stored.record}")
+        if record is not None:
+            first = record.offset - record.offset % mmap.PAGESIZE
+            end = min(record.offset + record.size + mmap.PAGESIZE, len(self.mapped))
+            self.mapped.madvise(mmap.MADV_WILLNEED, first, end - first)
 
 
-def open_archive(path: Path) -> Archive:
+def open_archive(path: Path, *, about: bool = False) -> Archive:
     """Map a `.pt` file and read its structure.
 
+    about: it tells of tensors (`.info.pt`), so it may name dtypes and torch.Size; they become names and tuples.
     Raises CheckpointError naming the file when it is missing, truncated, compressed, big-endian, of torch < 1.6, or
     asks for anything but tensors and references.
     """
     try:
-        with path.open("rb") as file, zipfile.ZipFile(file) as archive:
+        with path.open("rb") as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-            records = {info.filename.partition("/")[2]: info for info in archive.infolist()}
-            if "data.pkl" not in records:
-                damaged(path, "it is a zip file, but torch.save did not write it")
-            if "byteorder" in records and archive.read(records["byteorder"]) != b"little":
-                damaged(path, "it was written on a big-endian machine")
-            content = _unpickle(path, archive.read(records["data.pkl"]))
     except FileNotFoundError:
         raise CheckpointError(f"{path} does not exist") from None
-    except zipfile.BadZipFile as error:
-        damaged(path, f"it is truncated, or torch.save did not write it ({error})")
     except (OSError, ValueError) as error:
-        if isinstance(error, CheckpointError):
-            raise
         damaged(path, error)
-    positions = {
-        name.removeprefix("data/"): _position(path, info, mapped)
-        for name, info in records.items()
-        if name.startswith("data/")
-    }
-    return Archive(path, content, positions, mapped)
-
-
-def _position(path: Path, info: zipfile.ZipInfo, mapped: mmap.mmap) -> tuple[int, int]:
-    """Where a stored record's bytes are: the local header's own lengths count, the central directory's may differ."""
-    header = mapped[info.header_offset : info.header_offset + 30]
-    if info.compress_type != zipfile.ZIP_STORED or len(header) < 30 or header[:4] != b"PK\x03\x04":
-        damaged(path, f"record {info.filename} is compressed or its header is damaged")
-    name, extra = struct.unpack("<HH", header[26:])
-    start = info.header_offset + 30 + name + extra
-    if start + info.file_size > len(mapped):
-        damaged(path, f"it is truncated: record {info.filename} reaches beyond the end")
-    return start, info.file_size
-
-
-def _unpickle(path: Path, data: bytes) -> Any:
     try:
-        return _Unpickler(path, io.BytesIO(data)).load()
+        records = {entry.name.partition("/")[2]: entry for entry in directory(mapped)}
+    except NotAZipError as error:
+        damaged(path, f"it is truncated, or torch.save did not write it ({error})")
+    if "data.pkl" not in records:
+        damaged(path, "it is a zip file, but torch.save did not write it")
+    if "byteorder" in records and bytes(_bytes(path, mapped, records["byteorder"])) != b"little":
+        damaged(path, "it was written on a big-endian machine")
+    content = _unpickle(path, bytes(_bytes(path, mapped, records["data.pkl"])), about)
+    return Archive(path, content, records, mapped)
+
+
+def will_open(paths: Iterable[Path]) -> None:
+    """Have the disk begin to read both ends of files, where `open_archive` looks; else each would be waited for."""
+    for path in paths:
+        with suppress(OSError), path.open("rb", buffering=0) as file:
+            for offset in (0, max(0, path.stat().st_size - _LOOKED_AT)):
+                os.posix_fadvise(file.fileno(), offset, _LOOKED_AT, os.POSIX_FADV_WILLNEED)
+
+
+def will_read(path: Path) -> None:
+    """Have the disk begin to read all of a file."""
+    with suppress(OSError), path.open("rb", buffering=0) as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
+
+
+def _start(path: Path, mapped: mmap.mmap, record: Entry) -> int:
+    """Where a record's bytes begin: the local header's own lengths count, the central directory's may differ.
+
+    Looked up when it is needed: all of them at once would be a read from the disk for every tensor.
+    """
+    header = mapped[record.offset : record.offset + 30]
+    if record.compressed or len(header) < 30 or header[:4] != b"PK\x03\x04":
+        damaged(path, f"record {record.name} is compressed or its header is damaged")
+    name, extra = struct.unpack("<HH", header[26:])
+    start: int = record.offset + 30 + name + extra
+    if start + record.size > len(mapped):
+        damaged(path, f"it is truncated: record {record.name} reaches beyond the end")
+    return start
+
+
+def _bytes(path: Path, mapped: mmap.mmap, record: Entry) -> memoryview:
+    """A record's bytes, compared with their checksum.
+
+    torch.save can be told to leave out checksums and then writes 0, which says nothing.
+    """
+    start = _start(path, mapped, record)
+    data = memoryview(mapped)[start : start + record.size]
+    if record.crc and zlib.crc32(data) != record.crc:
+        damaged(path, f"record {record.name.partition('/')[2]} is corrupted (its checksum differs)")
+    return data
+
+
+def _unpickle(path: Path, data: bytes, about: bool) -> Any:
+    try:
+        return _Unpickler(path, io.BytesIO(data), about).load()
     except CheckpointError:
         raise
     except Exception as error:  # a damaged pickle can raise anything; it runs nothing but the constructors below
@@ -144,13 +173,15 @@ def _unpickle(path: Path, data: bytes) -> Any:
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, path: Path, file: Any) -> None:
+    def __init__(self, path: Path, file: Any, about: bool) -> None:
         super().__init__(file)
-        self._path = path
+        self._path, self._about = path, about
 
     def find_class(self, module: str, name: str) -> Any:
         if module == "torch" and name in STORAGES:
             return STORAGES[name]
+        if self._about and module == "torch" and (name in ITEM_BYTES or name == "Size"):
+            return tuple if name == "Size" else name
         allowed: dict[tuple[str, str], Callable[..., Any]] = {
             ("collections", "OrderedDict"): collections.OrderedDict,
             ("torch._utils", "_rebuild_tensor_v2"): lambda *arguments: _stored_tensor(*arguments[:4]),

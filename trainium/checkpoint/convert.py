@@ -1,30 +1,51 @@
-"""Conversion of whole checkpoints, streamed: never more than one tensor in memory beside mapped files."""
+"""Conversion of whole checkpoints, streamed: files are mapped, and nothing larger than a block of them is copied."""
 
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from functools import lru_cache
+from dataclasses import asdict, astuple, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from trainium.checkpoint.architecture import Architecture
+from trainium.checkpoint.archive_writer import tensors_image
+from trainium.checkpoint.assembly import slice_of, slices, will_need
 from trainium.checkpoint.errors import CheckpointError, LayoutError
-from trainium.checkpoint.huggingface import open_weights, plan_files, read_config, write_index, write_safetensors
-from trainium.checkpoint.layout import BYTES_PER_RECORD, Layout
+from trainium.checkpoint.formats import FloatDtype, Form
+from trainium.checkpoint.huggingface import (
+    SafetensorsImage,
+    file_order,
+    open_weights,
+    plan_files,
+    read_config,
+    write_index,
+    write_object,
+)
+from trainium.checkpoint.layout import Layout
 from trainium.checkpoint.merge import CopyDifference, checkpoint_sources, gather, refuse_differences
+from trainium.checkpoint.meter import Progress
 from trainium.checkpoint.paths import find_shards, model_folder, shard_path
-from trainium.checkpoint.placement import EMBEDDING, HEAD, Placement, Shape, placements, rank_targets, source_shapes
-from trainium.checkpoint.shards import Form, open_shard, write_shard
-from trainium.checkpoint.split import cut
-from trainium.checkpoint.staging import staged
-from trainium.checkpoint.weights import FloatDtype, TensorInfo, Weights, float_dtype, torch_dtype
-from trainium.files import write_json
+from trainium.checkpoint.placement import (
+    EMBEDDING,
+    HEAD,
+    Placement,
+    Shape,
+    Target,
+    placements,
+    rank_targets,
+    source_shapes,
+)
+from trainium.checkpoint.shards import shard_images
+from trainium.checkpoint.stored_layout import rank_reader
+from trainium.checkpoint.transfer import Done, Loaded, OutputFile, Portion, Record, Transfer, sync
+from trainium.checkpoint.weights import TensorInfo, Weights, float_dtype
+from trainium.checkpoint.workers import Work, spread
+from trainium.checkpoint.workspace import Share, Workspace, workspace
 from trainium.text import some
 
-Progress = Callable[[int, int], None]  # bytes of tensors written, bytes in all
+_MAX_RANKS = 16  # written together, so that a tensor that is cut along its columns is read once for them
+_PORTION_BYTES = 1 << 27
 
 _MODEL_FOLDER = re.compile(r"(dp_rank_\d+_)?tp_rank_\d+_pp_rank_\d+(\.pt)?(\.tensors|\.info\.pt)?")
 _WEIGHT_FOLDER = re.compile(
@@ -61,11 +82,14 @@ def to_nxd(
     *,
     dtype: FloatDtype | None = None,
     form: Form = "inline",
+    workers: int = 1,
+    share: Share | None = None,
     progress: Progress = lambda done, total: None,
 ) -> ConversionReport:
     """Write `out/model/` with one shard per rank from a Hugging Face folder.
 
-    dtype: cast floating-point tensors; None keeps them. An earlier `out/model` is replaced in one step. Raises
+    dtype: cast floating-point tensors; None keeps them. An earlier `out/model` is replaced in one step. share: write
+    only these ranks, beside `out/model`, and leave the rest, the replacing included, to a call without it. Raises
     ArchitectureError, LayoutError or CheckpointError before anything is written when it cannot be right.
     """
     started = time.monotonic()
@@ -76,27 +100,31 @@ def to_nxd(
     weights = open_weights(hf_dir)
     sources = source_shapes(weights.shapes, arch, str(weights.where))
     untied = HEAD not in weights
-    ranks = {rank: rank_targets(sources, arch, layout, *rank, untie=untied) for rank in layout.ranks}
-    infos = {
-        rank: {t.name: TensorInfo(weights.info[t.cuts[0].source].dtype, t.shape(sources)).cast(dtype) for t in targets}
-        for rank, targets in ranks.items()
-    }
-    total = sum(item.bytes for info in infos.values() for item in info.values())
-    tensors = sum(len(info) for info in infos.values())
-    count = _Counter(total, progress)
-    with staged(out / "model", _MODEL_FOLDER, total + tensors * BYTES_PER_RECORD) as folder:
-        for rank, targets in ranks.items():
-            pieces = (_cast(cut(weights, target), infos[rank][target.name]) for target in targets)
-            write_shard(shard_path(folder, *rank), infos[rank], pieces, form, count.add)
+    portions: list[Portion] = []
+    infos = []
+    groups: dict[int, list[Portion]] = {}
+    asked: set[str] = set()
+    for rank in layout.ranks if share is None else share.of(layout.ranks):
+        targets = rank_targets(sources, arch, layout, *rank, untie=untied)
+        info = {t.name: weights.info[t.cuts[0].source].cast(dtype).reshaped(t.shape(sources)) for t in targets}
+        infos.append(info)
+        portions.append(_rank_portion(weights, targets, info, shard_path(Path(), *rank).name, form, asked))
+        groups.setdefault(rank[1], []).append(portions[-1])
+    conversion = {"layout": asdict(layout), "dtype": dtype, "form": form, "input": _identity(weights.files)}
+    count = _Counter(sum(portion.bytes for portion in portions), progress)
+    with workspace(out / "model", _MODEL_FOLDER, conversion, _sizes(portions), share) as space:
+        size = min(_MAX_RANKS, -(-len(portions) // (2 * workers)))
+        items = [group[first : first + size] for group in groups.values() for first in range(0, len(group), size)]
+        _write(space, items, workers, count)
     return ConversionReport(
         source=str(hf_dir),
         output=str(out),
         layout=layout,
-        files=tuple(str(shard_path(out / "model", *rank)) for rank in layout.ranks),
-        tensors=tensors,
-        bytes=total,
-        file_bytes=sum(path.stat().st_size for path in (out / "model").rglob("*") if path.is_file()),
-        dtypes=_dtypes(infos.values()),
+        files=tuple(str(out / "model" / portion.key) for portion in portions),
+        tensors=sum(len(info) for info in infos),
+        bytes=count.total,
+        file_bytes=sum(_sizes(portions).values()),
+        dtypes=_dtypes(infos),
         untied=untied,
         notes=(*arch.notes, *_layout_notes(layout, untied)),
         seconds=round(time.monotonic() - started, 3),
@@ -113,6 +141,7 @@ def to_hf(
     max_shard_bytes: int = 5_000_000_000,
     single_file: bool = False,
     allow_differing_copies: bool = False,
+    workers: int = 1,
     progress: Progress = lambda done, total: None,
 ) -> ConversionReport:
     """Write a Hugging Face folder `out` from an NxD checkpoint (the folder that holds `model/`, or that folder).
@@ -130,29 +159,34 @@ def to_hf(
     sources, layout = checkpoint_sources(read, arch, layout)
     where = placements(sources, arch, layout)
     info = {name: _stored_info(name, where[name], read, sources).cast(dtype) for name in sorted(sources, key=_natural)}
-    total = sum(item.bytes for item in info.values())
-    count = _Counter(total, progress)
-    differing: list[CopyDifference] = []
 
-    def load(name: str) -> Tensor:
-        whole, differences = gather(name, sources[name], where[name], read)
+    def load(name: str) -> Loaded:
+        found = gather(name, sources[name], where[name], read)
         if not allow_differing_copies:
-            refuse_differences(differences, layout)
-        differing.extend(differences)
-        return _cast(whole, info[name])
+            refuse_differences(found.differences, layout)
+        blocks = found.assembly.blocks(found.dtype, info[name].dtype)
+        return Loaded(blocks, tuple(astuple(difference) for difference in found.differences))
+
+    def ahead(name: str) -> None:
+        for place in where[name]:
+            rank = read(place.tp_rank, place.pp_rank)
+            if place.target in rank:
+                rank.ahead(place.target)
 
     files = [("checkpoint.pt", list(info))] if single_file else plan_files(info, max_shard_bytes)
-    with staged(out, _WEIGHT_FOLDER, total + len(info) * BYTES_PER_RECORD) as folder:
-        for file, names in files:
-            part = {name: info[name] for name in names}
-            if single_file:
-                write_shard(folder / file, part, map(load, names), written=count.add)
-            else:
-                write_safetensors(folder / file, part, load, count.add)
+    portions = [
+        part for file, names in files for part in _file_portions(file, {n: info[n] for n in names}, load, ahead)
+    ]
+    read_files = [path for rank in layout.ranks for path in read(*rank).files]
+    conversion = {"layout": asdict(layout), "dtype": dtype, "input": _identity(read_files), "files": files}
+    count = _Counter(sum(portion.bytes for portion in portions), progress)
+    with workspace(out, _WEIGHT_FOLDER, conversion, _sizes(portions), None) as space:
+        done = _write(space, [[portion] for portion in portions], workers, count)
+        _close(space.folder, portions, done)
         if len(files) > 1:
-            write_index(folder, info, files)
+            write_index(space.folder, info, files)
         if not isinstance(config, Architecture):
-            write_json(folder / "config.json", _output_config(config, info))
+            write_object(space.folder / "config.json", _output_config(config, info))
     untied = arch.tied and HEAD in sources
     return ConversionReport(
         source=str(checkpoint),
@@ -160,13 +194,13 @@ def to_hf(
         layout=layout,
         files=tuple(str(out / file) for file, _ in files),
         tensors=len(info),
-        bytes=total,
-        file_bytes=sum((out / file).stat().st_size for file, _ in files),
+        bytes=count.total,
+        file_bytes=sum(_sizes(portions).values()),
         dtypes=_dtypes([info]),
         untied=untied,
         notes=(*arch.notes, *_layout_notes(layout, untied)),
         seconds=round(time.monotonic() - started, 3),
-        differing_copies=tuple(differing),
+        differing_copies=tuple(CopyDifference(*note) for portion in portions for note in done[portion.key].notes),
     )
 
 
@@ -180,25 +214,92 @@ def open_ranks(checkpoint: Path, layout: Layout) -> tuple[Callable[[int, int], W
             f"{len(shards.files)}, of tp={shards.tp} pp={shards.pp}" + (f"; missing: {some(lost)}" if lost else "")
         )
 
-    @lru_cache(maxsize=max(64, 2 * layout.tp))  # an open file each: enough for two stages, not for any checkpoint
-    def read(tp_rank: int, pp_rank: int) -> Weights:
-        return open_shard(shards.files[tp_rank, pp_rank])
-
-    return read, layout
+    return rank_reader(shards), layout
 
 
 class _Counter:
     def __init__(self, total: int, progress: Progress) -> None:
-        self._done, self._total, self._progress = 0, total, progress
+        self.total, self._done, self._progress = total, 0, progress
         progress(0, total)
 
     def add(self, size: int) -> None:
         self._done += size
-        self._progress(self._done, self._total)
+        self._progress(self._done, self.total)
 
 
-def _cast(tensor: Tensor, info: TensorInfo) -> Tensor:
-    return tensor.to(torch_dtype(info.dtype))
+def _rank_portion(
+    weights: Weights, targets: Sequence[Target], info: Mapping[str, TensorInfo], name: str, form: Form, asked: set[str]
+) -> Portion:
+    """One rank: a portion that closes all of its files. asked: tensors that the disk was asked for, by any rank."""
+    files = tuple(OutputFile(file, image) for file, image in shard_images(name, info, form).items())
+    places = ((file, index) for file in files for index in range(len(file.image.offsets)))
+
+    def load(target: Target) -> Loaded:
+        stored = weights.info[target.cuts[0].source].dtype
+        return Loaded(slices(weights, target).blocks(stored, info[target.name].dtype))
+
+    def ahead(target: Target) -> None:
+        for cut in target.cuts:
+            if cut.dim == 0 or cut.source not in asked:  # columns are spread over the whole tensor, for every rank
+                will_need(slice_of(weights.raw(cut.source), cut))
+                asked.add(cut.source)
+
+    records = tuple(
+        Record(file, index, info[target.name].bytes, partial(load, target), partial(ahead, target))
+        for (file, index), target in zip(places, targets, strict=True)
+    )
+    return Portion(name, records, files)
+
+
+def _file_portions(
+    name: str, info: Mapping[str, TensorInfo], load: Callable[[str], Loaded], ahead: Callable[[str], None]
+) -> list[Portion]:
+    """Neighbouring tensors of one file; the file is closed when all of them are there."""
+    ordered = info if name.endswith(".pt") else file_order(info)
+    image = tensors_image(Path(name).stem, ordered) if name.endswith(".pt") else SafetensorsImage(ordered)
+    file = OutputFile(name, image)
+    groups: list[list[Record]] = [[]]
+    for index, (tensor, item) in enumerate(ordered.items()):
+        if sum(record.size for record in groups[-1]) >= _PORTION_BYTES:
+            groups.append([])
+        groups[-1].append(Record(file, index, item.bytes, partial(load, tensor), partial(ahead, tensor)))
+    return [Portion(f"{name}:{group[0].index}", tuple(group)) for group in groups]
+
+
+def _write(space: Workspace, items: Sequence[Sequence[Portion]], workers: int, count: _Counter) -> dict[str, Done]:
+    written: dict[str, Done] = {}
+
+    def finished(item: Sequence[Portion], done: dict[str, Done]) -> None:
+        written.update(done)
+        space.record(done)
+
+    work = Work[Sequence[Portion], dict[str, Done]](
+        do=lambda item, moved: Transfer(space.folder, moved).write(item, space.done),
+        settle=lambda item: sync(space.folder, item),
+    )
+    spread(work, items, workers, moved=count.add, finished=finished)
+    return written
+
+
+def _close(folder: Path, portions: Sequence[Portion], done: Mapping[str, Done]) -> None:
+    """Complete the files that several portions made."""
+    for file in {record.file.name: record.file for portion in portions for record in portion.records}.values():
+        records = tuple(r for portion in portions for r in portion.records if r.file.name == file.name)
+        whole = Portion(file.name, records, (file,))
+        crcs = [
+            crc for portion in portions if portion.records[0].file.name == file.name for crc in done[portion.key].crcs
+        ]
+        Transfer(folder, lambda size: None).close_files(whole, crcs)
+        sync(folder, [whole])
+
+
+def _sizes(portions: Iterable[Portion]) -> dict[str, int]:
+    return {name: file.image.size for portion in portions for name, file in portion.files.items()}
+
+
+def _identity(files: Iterable[Path]) -> list[tuple[str, int, int]]:
+    """By what a file is known to be the same; a checkpoint's files are not written to once they are there."""
+    return [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
 
 
 def _dtypes(infos: Iterable[Mapping[str, TensorInfo]]) -> tuple[str, ...]:
@@ -211,7 +312,7 @@ def _stored_info(
     for piece in pieces:
         rank = read(piece.tp_rank, piece.pp_rank)
         if piece.target in rank:
-            return TensorInfo(rank.info[piece.target].dtype, sources[name])
+            return rank.info[piece.target].reshaped(sources[name])
     raise CheckpointError(f"{name} is in no rank of the pipeline stage that has its layer")
 
 

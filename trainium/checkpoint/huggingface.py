@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
+import mmap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainium.checkpoint.errors import CheckpointError
+from trainium.checkpoint.image import write_image
 from trainium.checkpoint.shards import open_shard
-from trainium.checkpoint.weights import ITEM_BYTES, TensorInfo, Weights, damaged
-from trainium.files import write_atomic
+from trainium.checkpoint.weights import ITEM_BYTES, TensorInfo, Weights, byte_view, damaged, mapped_array
+from trainium.files import sync_file
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+_MAX_HEADER = 100_000_000  # the format's own limit
 INDEX = "model.safetensors.index.json"
 
 # safetensors' names of dtypes, https://huggingface.co/docs/safetensors
@@ -86,37 +88,57 @@ def plan_files(info: Mapping[str, TensorInfo], max_bytes: int) -> list[tuple[str
     return [(f"model-{n:05d}-of-{len(groups):05d}.safetensors", names) for n, names in enumerate(groups, 1)]
 
 
+class SafetensorsImage:
+    """One safetensors file with these tensors in this order, which has wider dtypes first (`file_order`)."""
+
+    def __init__(self, info: Mapping[str, TensorInfo]) -> None:
+        header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+        ends = [0]
+        for name, item in info.items():
+            ends.append(ends[-1] + item.bytes)
+            header[name] = {"dtype": _NAMES[item.dtype], "shape": item.shape, "data_offsets": ends[-2:]}
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        self._header = len(text).to_bytes(8, "little") + text
+        self.offsets = tuple(len(self._header) + start for start in ends[:-1])
+        self.size = len(self._header) + ends[-1]
+
+    def header(self, index: int, crc: int) -> bytes:
+        """Nothing lies between tensors."""
+        return b""
+
+    def frame(self, crcs: Sequence[int]) -> list[tuple[int, bytes]]:
+        """The header; safetensors have no checksums."""
+        return [(0, self._header)]
+
+
+def file_order(info: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
+    """Wider dtypes first, so that every tensor is aligned for its dtype."""
+    return dict(sorted(info.items(), key=lambda item: -ITEM_BYTES[item[1].dtype]))
+
+
 def write_safetensors(
     path: Path, info: Mapping[str, TensorInfo], load: Callable[[str], Tensor], written: Callable[[int], None]
 ) -> None:
-    """Stream tensors into one file, each loaded when it is its turn, wider dtypes first as safetensors wants them."""
-    from trainium.checkpoint.archive_writer import byte_view
-
-    order = sorted(info, key=lambda name: -ITEM_BYTES[info[name].dtype])
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    offset = 0
-    for name in order:
-        item = info[name]
-        end = offset + item.bytes
-        header[name] = {"dtype": _NAMES[item.dtype], "shape": item.shape, "data_offsets": [offset, end]}
-        offset = end
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for name in order:
-            file.write(byte_view(load(name)))
-            written(info[name].bytes)
-        file.flush()
-        os.fsync(file.fileno())
+    """Stream tensors into one file, each loaded when it is its turn."""
+    ordered = file_order(info)
+    write_image(path, SafetensorsImage(ordered), (byte_view(load(name)) for name in ordered), written)
 
 
 def write_index(folder: Path, info: Mapping[str, TensorInfo], files: Sequence[tuple[str, Sequence[str]]]) -> None:
     """The index that says which file holds which tensor."""
     total = sum(item.bytes for item in info.values())
     weight_map = {name: file for file, names in files for name in names}
-    text = json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2, sort_keys=True)
-    write_atomic(folder / INDEX, text + "\n")
+    write_object(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
+
+
+def write_object(path: Path, value: Mapping[str, Any]) -> None:
+    """JSON that is on the disk when this returns.
+
+    Not through a temporary file: of a killed conversion one would stay in the folder with which the next goes on.
+    """
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    sync_file(path)
 
 
 def _open_file(path: Path) -> Weights:
@@ -124,20 +146,38 @@ def _open_file(path: Path) -> Weights:
 
 
 def _open_safetensors(path: Path) -> Weights:
-    from safetensors import SafetensorError, safe_open
-
+    """Format: https://huggingface.co/docs/safetensors — 8 bytes of header length, a JSON header, the tensors."""
     try:
-        file: Any = safe_open(path, "pt")
-        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
-    except (SafetensorError, OSError) as error:
+        with path.open("rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    except (OSError, ValueError) as error:
         damaged(path, error)
-    info = {}
-    for name, item in slices.items():
-        dtype = _DTYPES.get(item.get_dtype())
-        if dtype is None:
-            raise CheckpointError(f"{path}: {name} has dtype {item.get_dtype()}, which is not supported")
-        info[name] = TensorInfo(dtype, tuple(item.get_shape()))
-    return Weights(path, info, file.get_tensor)
+    length = int.from_bytes(mapped[:8], "little")
+    if len(mapped) < 8 or not 2 <= length <= min(len(mapped) - 8, _MAX_HEADER):
+        damaged(path, "it is truncated, or not in the safetensors format (the header's length is impossible)")
+    try:
+        header = json.loads(mapped[8 : 8 + length])
+        entries = {name: _entry(item) for name, item in header.items() if name != "__metadata__"}
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        damaged(path, f"its header is damaged ({type(error).__name__}: {error})")
+    starts, end = {}, 0
+    for name, (info, first, last) in sorted(entries.items(), key=lambda entry: entry[1][1:]):
+        if first != end or last - first != info.bytes:
+            damaged(path, f"its header is damaged: {name} is said to be at {first}:{last}")
+        starts[name], end = 8 + length + first, last
+    if end != len(mapped) - 8 - length:
+        damaged(path, f"it is truncated or damaged: {end} bytes of tensors expected, {len(mapped) - 8 - length} found")
+    infos = {name: item for name, (item, _, _) in entries.items()}
+    return Weights(path, infos, lambda name: mapped_array(mapped, infos[name], starts[name]))
+
+
+def _entry(item: Mapping[str, Any]) -> tuple[TensorInfo, int, int]:
+    dtype, shape, (first, last) = _DTYPES.get(item["dtype"]), tuple(item["shape"]), item["data_offsets"]
+    if dtype is None:
+        raise ValueError(f"dtype {item['dtype']} is not supported")
+    if not all(type(number) is int and number >= 0 for number in (*shape, first, last)):
+        raise ValueError(f"shape {shape} at {first}:{last} is impossible")
+    return TensorInfo(dtype, shape), first, last
 
 
 def _open_index(path: Path) -> Weights:
@@ -156,4 +196,10 @@ def _open_index(path: Path) -> Weights:
     if lost:
         raise CheckpointError(f"{path.parent / weight_map[lost[0]]} lacks {lost[0]}, which {path.name} says it holds")
     info = {name: opened[file].info[name] for name, file in sorted(weight_map.items())}
-    return Weights(path.parent, info, lambda name: opened[weight_map[name]][name])
+    return Weights(
+        path.parent,
+        info,
+        lambda name: opened[weight_map[name]].raw(name),
+        check=lambda name: opened[weight_map[name]].check(name),
+        files=tuple(part for weights in opened.values() for part in weights.files),
+    )

@@ -102,8 +102,11 @@ class Layout:
         attention = (2 * queries + 2 * keys) * arch.hidden
         feed_forward = 3 * arch.intermediate // layout.tp * arch.hidden
         ends = arch.hidden + 2 * (arch.vocab // layout.tp) * arch.hidden
-        elements = arch.layers * (attention + feed_forward + 2 * arch.hidden) + ends
-        records = arch.layers * (6 if layout.qkv in ("fused", "coalesced") else 8) + 3
+        biases = (queries + 2 * keys) * arch.qkv_bias
+        norms = 2 * arch.hidden + 2 * arch.head_dim * arch.qk_norm
+        elements = arch.layers * (attention + biases + feed_forward + norms) + ends
+        together = layout.qkv in ("fused", "coalesced")
+        records = arch.layers * (5 + (1 if together else 3) * (1 + arch.qkv_bias) + 2 * arch.qk_norm) + 3
         return layout.tp * (elements * dtype_bytes + records * BYTES_PER_RECORD)
 
     @property

@@ -1,19 +1,26 @@
 """From the ranks back to whole tensors, with a look at every copy."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from trainium.checkpoint.architecture import Architecture
+from trainium.checkpoint.assembly import Assembly, rows_of
 from trainium.checkpoint.errors import CheckpointError
-from trainium.checkpoint.layout import Layout, Qkv
-from trainium.checkpoint.placement import HEAD, Placement, Shape, layer_of, placements, rank_targets
-from trainium.checkpoint.weights import Weights
+from trainium.checkpoint.layout import Layout
+from trainium.checkpoint.placement import HEAD, Placement, Shape, layer_of, placements, rank_targets, refuse_foreign
+from trainium.checkpoint.statistics import largest_difference
+from trainium.checkpoint.stored_layout import QKV_MARKS, Read, stored_qkv
+from trainium.checkpoint.weights import Raw, Weights, as_tensor, in_memory
 
-Read = Callable[[int, int], Mapping[str, Tensor]]
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -26,16 +33,22 @@ class CopyDifference:
     max_difference: float
 
 
-def merge(read: Read, arch: Architecture, layout: Layout) -> dict[str, Tensor]:
+def merge(read: Callable[[int, int], Mapping[str, Tensor]], arch: Architecture, layout: Layout) -> dict[str, Tensor]:
     """The model with Hugging Face names. `read(tp_rank, pp_rank)` gives a rank's tensors.
 
     Raises CheckpointError when a rank lacks a tensor, has one of another shape, or copies differ.
     """
-    sources, layout = checkpoint_sources(read, arch, layout)
+
+    @cache
+    def rank(tp_rank: int, pp_rank: int) -> Weights:
+        return in_memory(read(tp_rank, pp_rank))
+
+    sources, layout = checkpoint_sources(rank, arch, layout)
     merged = {}
     for name, pieces in placements(sources, arch, layout).items():
-        merged[name], differences = gather(name, sources[name], pieces, read)
-        refuse_differences(differences, layout)
+        gathered = gather(name, sources[name], pieces, rank)
+        refuse_differences(gathered.differences, layout)
+        merged[name] = as_tensor(gathered.assembly.whole(), gathered.dtype)
     return merged
 
 
@@ -58,7 +71,8 @@ def checkpoint_sources(read: Read, arch: Architecture, layout: Layout) -> tuple[
             target.name: target.shape(sources) for target in rank_targets(sources, arch, layout, tp_rank, pp_rank)
         }
         _check_rank(shard, targets, f"tp rank {tp_rank}, pp rank {pp_rank}")
-        extra |= {name: _shape(shard, name) for name in shard if name not in targets}
+        extra |= {name: shard.info[name].shape for name in shard if name not in targets}
+    refuse_foreign(extra, arch, "the checkpoint")
     misplaced = [
         name
         for name in extra
@@ -72,44 +86,40 @@ def checkpoint_sources(read: Read, arch: Architecture, layout: Layout) -> tuple[
     return {name: (sources | extra)[name] for name in sorted(sources | extra)}, layout
 
 
-def gather(name: str, shape: Shape, pieces: Sequence[Placement], read: Read) -> tuple[Tensor, list[CopyDifference]]:
-    """One whole tensor from its pieces. Of copies the first counts; each other one is compared bit by bit."""
-    whole: Tensor | None = None
-    filled: set[int] = set()
-    differences = []
-    for piece in pieces:
-        rank = read(piece.tp_rank, piece.pp_rank)
-        if piece.target not in rank:  # an unknown tensor that only some ranks have
+@dataclass(frozen=True)
+class Gathered:
+    """A whole tensor as views of its pieces, and the copies that are not equal to the first."""
+
+    assembly: Assembly
+    dtype: str
+    differences: tuple[CopyDifference, ...]
+
+
+def gather(name: str, shape: Shape, places: Sequence[Placement], read: Read) -> Gathered:
+    """One whole tensor from its pieces. Of copies the first counts; each other one is compared bit by bit.
+
+    Raises CheckpointError when a file's bytes are not those that its checksums tell of.
+    """
+    pieces: dict[int, Raw] = {}
+    dtype, differences = "", []
+    for place in places:
+        rank = read(place.tp_rank, place.pp_rank)
+        if place.target not in rank:  # an unknown tensor that only some ranks have
             continue
-        part = rank[piece.target]
-        if piece.cut.dim is not None:
-            part = part.narrow(0, piece.offset, piece.cut.shape(shape)[0])
-        if whole is None:
-            whole = part.new_empty(shape)
-        if part.dtype != whole.dtype:
-            raise CheckpointError(f"{name} is {part.dtype} in tp rank {piece.tp_rank} but {whole.dtype} before")
-        place = (
-            whole
-            if piece.cut.dim is None
-            else whole.narrow(piece.cut.dim, piece.cut.start, piece.cut.stop - piece.cut.start)
-        )
-        if piece.cut.start not in filled:
-            filled.add(piece.cut.start)
-            place.copy_(part)
-        elif not same_bits(part, place):
-            difference = float((part.double() - place.double()).abs().max())
-            differences.append(CopyDifference(name, piece.tp_rank, piece.pp_rank, difference))
-    if whole is None:
+        rank.check(place.target)
+        part, found = rank.raw(place.target), rank.info[place.target].dtype
+        dtype = dtype or found
+        if found != dtype:
+            raise CheckpointError(f"{name} is {found} in tp rank {place.tp_rank} but {dtype} before")
+        part = rows_of(part, place.offset, place.cut, shape)
+        first = pieces.setdefault(place.cut.start, part)
+        if first is not part and not np.array_equal(first, part):
+            difference = largest_difference(first, part, dtype)
+            differences.append(CopyDifference(name, place.tp_rank, place.pp_rank, difference))
+    if not pieces:
         raise CheckpointError(f"{name} is in no rank of the pipeline stage that has its layer")
-    return whole, differences
-
-
-def same_bits(first: Tensor, second: Tensor) -> bool:
-    """Equal as bytes: NaN equals itself, 0 and −0 differ."""
-    if first.shape != second.shape or first.dtype != second.dtype:
-        return False
-    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[first.element_size()]
-    return torch.equal(first.view(integers), second.view(integers))
+    dim = places[0].cut.dim
+    return Gathered(Assembly(dim, tuple(pieces[start] for start in sorted(pieces))), dtype, tuple(differences))
 
 
 def refuse_differences(differences: Sequence[CopyDifference], layout: Layout) -> None:
@@ -124,33 +134,20 @@ def refuse_differences(differences: Sequence[CopyDifference], layout: Layout) ->
 
 
 def _stored_layout(read: Read, arch: Architecture, layout: Layout) -> Layout:
-    names = list(read(0, 0))
-    marks: dict[Qkv, str] = {
-        "fused": ".qkv_proj.weight_qkv",
-        "split": ".qkv_proj.weight_q",
-        "coalesced": ".qkv_proj.weight",
-        "plain": ".q_proj.weight",
-    }
-    stored = next((kind for kind, mark in marks.items() if any(name.endswith(mark) for name in names)), None)
-    if stored is None:
-        raise CheckpointError("tp rank 0, pp rank 0 has no q, k and v projections: this is no Llama of NxD")
+    stored = stored_qkv(read(0, 0))
     if layout.qkv not in ("auto", stored):
-        raise CheckpointError(f"qkv={layout.qkv} was asked for, but the checkpoint is {stored} ({marks[stored]})")
+        raise CheckpointError(f"qkv={layout.qkv} was asked for, but the checkpoint is {stored} ({QKV_MARKS[stored]})")
     return replace(layout, qkv=stored)
 
 
-def _shape(shard: Mapping[str, Tensor], name: str) -> Shape:
-    return shard.info[name].shape if isinstance(shard, Weights) else tuple(shard[name].shape)
-
-
-def _check_rank(shard: Mapping[str, Tensor], targets: Mapping[str, Shape], where: str) -> None:
+def _check_rank(shard: Weights, targets: Mapping[str, Shape], where: str) -> None:
     for name, shape in targets.items():
         if name not in shard:
             raise CheckpointError(
                 f"{where} lacks {name}: the checkpoint has another layout or another number of layers"
             )
-        if _shape(shard, name) != shape:
+        if shard.info[name].shape != shape:
             raise CheckpointError(
-                f"{where}: {name} is {list(_shape(shard, name))} where this layout and config.json "
+                f"{where}: {name} is {list(shard.info[name].shape)} where this layout and config.json "
                 f"make it {list(shape)}"
             )

@@ -44,6 +44,11 @@ def tensor_folder(shard: Path) -> Path:
     return shard.with_name(f"{shard.name}.tensors")
 
 
+def holds_shards(folder: Path) -> bool:
+    """Whether a folder has a file or folder named like a shard."""
+    return folder.is_dir() and any(_NEW.fullmatch(path.name) or _OLD.fullmatch(path.name) for path in folder.iterdir())
+
+
 def find_shards(folder: Path) -> ShardFiles:
     """All shard files of a folder; with several names for one rank the oldest name counts, as in NxD.
 

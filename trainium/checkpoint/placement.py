@@ -13,8 +13,10 @@ from trainium.text import some
 EMBEDDING, HEAD, FINAL_NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
 Shape = tuple[int, ...]
 
+_QKV = re.compile(r"([qkv])_proj\.(weight|bias)")
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
-# Parameters that look replicable but are not: a whole copy per rank would be added once per rank, or not be used.
+# Parameters that look replicable but are not where the architecture does not have them: a whole copy per rank would be
+# added once per rank, or not be used.
 _FOREIGN = re.compile(
     r"(_proj\.bias|\.(q|k)_norm\.weight|\.(experts|block_sparse_moe)\..*|_proj\.weight_scale(_inv)?)$"
 )
@@ -74,13 +76,18 @@ def source_shapes(found: Mapping[str, Shape], arch: Architecture, where: str) ->
     if wrong:
         first = next(name for name, shape in expected.items() if found[name] != shape)
         raise CheckpointError(f"{where}: {some(wrong)}; config.json says {list(expected[first])} for {first}")
-    foreign = [name for name in found if name not in expected and _FOREIGN.search(name)]
-    if foreign:
-        raise CheckpointError(f"{where} has {some(foreign)}, which NxDT's Llama has no place for")
+    refuse_foreign([name for name in found if name not in expected], arch, where)
     beyond = [name for name in found if (layer := layer_of(name)) is not None and layer >= arch.layers]
     if beyond:
         raise CheckpointError(f"{where} has {some(beyond)}, but config.json says num_hidden_layers={arch.layers}")
     return {name: tuple(found[name]) for name in sorted(found)}
+
+
+def refuse_foreign(unknown: Iterable[str], arch: Architecture, where: str) -> None:
+    """Raise CheckpointError for tensors that the architecture does not have and that must not be replicated."""
+    foreign = [name for name in unknown if _FOREIGN.search(name)]
+    if foreign:
+        raise CheckpointError(f"{where} has {some(foreign)}, which model_type={arch.model_type} has no place for")
 
 
 def layer_of(name: str) -> int | None:
@@ -148,21 +155,28 @@ def _targets(name: str, arch: Architecture, layout: Layout, tp_rank: int) -> Ite
         return [Target(name, (_even(name, 1, arch.intermediate, layout.tp, tp_rank),))]
     if name.endswith(".self_attn.o_proj.weight"):
         return [Target(name, (_heads(name, 1, layout.query_heads(arch, tp_rank), arch),))]
-    if kind in ("q_proj.weight", "k_proj.weight", "v_proj.weight"):
-        return _attention_targets(layer, kind[0], arch, layout, tp_rank)
+    if match := _QKV.fullmatch(kind):
+        return _attention_targets(layer, match[1], match[2], arch, layout, tp_rank)
     return [Target(name, (Cut(name),))]
 
 
-def _attention_targets(layer: str, part: str, arch: Architecture, layout: Layout, tp_rank: int) -> Iterable[Target]:
+def _attention_targets(
+    layer: str, part: str, kind: str, arch: Architecture, layout: Layout, tp_rank: int
+) -> Iterable[Target]:
+    """q, k or v (`part`), weight or bias (`kind`).
+
+    Names and order of biases: NxD `modules/qkv_linear.py` (`bias_qkv`, `bias_q`, …) and, for the others, the `bias` of
+    its ColumnParallelLinear; read, not run, since NxDT builds all of them without biases.
+    """
     heads = {"q": layout.query_heads(arch, tp_rank)} | dict.fromkeys("kv", layout.kv_heads(arch, tp_rank))
-    cuts = {key: _heads(f"{layer}.self_attn.{key}_proj.weight", 0, heads[key], arch) for key in "qkv"}
+    cuts = {key: _heads(f"{layer}.self_attn.{key}_proj.{kind}", 0, heads[key], arch) for key in "qkv"}
     if layout.qkv == "plain":
-        return [Target(f"{layer}.self_attn.{part}_proj.weight", (cuts[part],))]
+        return [Target(f"{layer}.self_attn.{part}_proj.{kind}", (cuts[part],))]
     if layout.qkv == "split":
-        return [Target(f"{layer}.self_attn.qkv_proj.weight_{part}", (cuts[part],))]
+        return [Target(f"{layer}.self_attn.qkv_proj.{kind}_{part}", (cuts[part],))]
     if part != "q":
         return []
-    suffix = "weight" if layout.qkv == "coalesced" else "weight_qkv"
+    suffix = kind if layout.qkv == "coalesced" else f"{kind}_qkv"
     return [Target(f"{layer}.self_attn.qkv_proj.{suffix}", tuple(cuts.values()))]
 
 

@@ -2,38 +2,74 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from trainium.checkpoint.archive import Archive, StoredTensor, TensorReference, open_archive
+from trainium.checkpoint.archive import Archive, StoredTensor, TensorReference, open_archive, will_read
+from trainium.checkpoint.archive_writer import (
+    ArchiveImage,
+    reference_info_image,
+    references_image,
+    tensor_image,
+    tensors_image,
+)
 from trainium.checkpoint.errors import CheckpointError
+from trainium.checkpoint.formats import Form
+from trainium.checkpoint.image import write_image
 from trainium.checkpoint.paths import tensor_folder
-from trainium.checkpoint.weights import TensorInfo, Weights, damaged
+from trainium.checkpoint.weights import Raw, TensorInfo, Weights, byte_view, damaged
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Form = Literal["inline", "per-tensor"]
+_OPEN_PARTS = 1  # of each shard: thousands of open files are more than a process may have
 
 
-def open_shard(path: Path) -> Weights:
-    """Map a shard of either form. Raises CheckpointError naming the file that is missing, damaged or refused."""
+def open_shard(path: Path, *, headers_only: bool = False) -> Weights:
+    """Map a shard of either form. Raises CheckpointError naming the file that is missing, damaged or refused.
+
+    headers_only: of the per-tensor form, believe the file that tells dtypes and shapes (where there is one), instead of
+    opening thousands.
+    """
     archive = open_archive(path)
     entries = _entries(archive)
+    told = _told(path) if headers_only else {}
 
-    def part(reference: TensorReference) -> Archive:
-        return open_archive(tensor_folder(path) / f"tensor_{reference.tid}.pt")
+    @lru_cache(maxsize=_OPEN_PARTS)
+    def part(tid: int) -> Archive:
+        return open_archive(tensor_folder(path) / f"tensor_{tid}.pt")
 
-    def load(name: str) -> Tensor:
+    def stored(name: str) -> tuple[Archive, StoredTensor]:
         entry = entries[name]
         if isinstance(entry, StoredTensor):
-            return archive.tensor(entry)
-        opened = part(entry)  # opened again each time: thousands of open files are more than a process may have
-        return opened.tensor(_bare(opened))
+            return archive, entry
+        return part(entry.tid), _bare(part(entry.tid))
 
-    info = {n: e.info if isinstance(e, StoredTensor) else _bare(part(e)).info for n, e in entries.items()}
-    return Weights(path, info, load)
+    def raw(name: str) -> Raw:
+        opened, tensor = stored(name)
+        return opened.raw(tensor)
+
+    def ahead(name: str) -> None:
+        entry = entries[name]
+        if isinstance(entry, StoredTensor):
+            archive.ahead(entry)
+        else:
+            will_read(tensor_folder(path) / f"tensor_{entry.tid}.pt")
+
+    checked: set[str] = set()
+
+    def check(name: str) -> None:
+        if name not in checked:
+            opened, tensor = stored(name)
+            opened.check(tensor)
+            checked.add(name)
+
+    info = {name: told.get(getattr(entry, "tid", None)) or stored(name)[1].info for name, entry in entries.items()}
+    return Weights(path, info, raw, check=check, ahead=ahead, files=(path, *_parts(path, entries)))
 
 
 def read_shard(path: Path) -> dict[str, Tensor]:
@@ -43,8 +79,7 @@ def read_shard(path: Path) -> dict[str, Tensor]:
 
 def tensor_files(path: Path) -> tuple[Path, ...]:
     """The files beside a shard that its reference dict names; none for the inline form. No torch needed."""
-    entries = _entries(open_archive(path)).values()
-    return tuple(tensor_folder(path) / f"tensor_{e.tid}.pt" for e in entries if isinstance(e, TensorReference))
+    return _parts(path, _entries(open_archive(path)))
 
 
 def write_shard(
@@ -58,22 +93,24 @@ def write_shard(
 
     Each tensor gets a storage of exactly its size. `written` is told the bytes of each tensor.
     """
-    from trainium.checkpoint import archive_writer
+    names = shard_images(path.name, info, form)
+    tensors = iter(tensors)
+    if form == "per-tensor":
+        tensor_folder(path).mkdir()
+    for name, image in names.items():
+        views = (byte_view(tensor) for tensor in islice(tensors, len(image.offsets)))
+        write_image(path.parent / name, image, views, written)
 
-    def counted() -> Iterable[Tensor]:
-        for tensor, item in zip(tensors, info.values(), strict=True):
-            yield tensor
-            written(item.bytes)
 
+def shard_images(name: str, info: Mapping[str, TensorInfo], form: Form) -> dict[str, ArchiveImage]:
+    """The files of one rank by name, in the order of the tensors; the one that names the others comes last."""
+    stem = name.removesuffix(".pt")
     if form == "inline":
-        archive_writer.write_tensors(path, info, counted())
-        return
-    folder = tensor_folder(path)
-    folder.mkdir()
-    for tid, tensor in enumerate(counted()):
-        archive_writer.write_tensor(folder / f"tensor_{tid}.pt", tensor)
-    archive_writer.write_reference_info(path.with_name(f"{path.name}.info.pt"), info.values())
-    archive_writer.write_references(path, info)
+        return {name: tensors_image(stem, info)}
+    folder = tensor_folder(Path(name)).name
+    parts = {f"{folder}/tensor_{tid}.pt": tensor_image(f"tensor_{tid}", item) for tid, item in enumerate(info.values())}
+    about = reference_info_image(f"{name}.info", info.values())
+    return parts | {f"{name}.info.pt": about, name: references_image(stem, info)}
 
 
 def _entries(archive: Archive) -> dict[str, StoredTensor | TensorReference]:
@@ -86,6 +123,27 @@ def _entries(archive: Archive) -> dict[str, StoredTensor | TensorReference]:
         if isinstance(value, TensorReference) and not isinstance(getattr(value, "tid", None), int):
             damaged(archive.path, f"the reference for {name} has no tensor number")
     return dict(content)
+
+
+def _parts(path: Path, entries: Mapping[str, StoredTensor | TensorReference]) -> tuple[Path, ...]:
+    references = (entry for entry in entries.values() if isinstance(entry, TensorReference))
+    return tuple(tensor_folder(path) / f"tensor_{reference.tid}.pt" for reference in references)
+
+
+def _told(path: Path) -> dict[int | None, TensorInfo]:
+    """dtype and shape by tensor number, of the tensors whose files are there; nothing where nothing tells it."""
+    about, folder = path.with_name(f"{path.name}.info.pt"), tensor_folder(path)
+    if not about.is_file() or not folder.is_dir():
+        return {}
+    content, there = open_archive(about, about=True).content, set(os.listdir(folder))  # noqa: PTH208 (names, fast)
+    try:
+        return {
+            tid: TensorInfo(str(item["dtype"]), tuple(item["shape"]))
+            for tid, item in content.items()
+            if f"tensor_{tid}.pt" in there
+        }
+    except (AttributeError, KeyError, TypeError) as error:
+        damaged(about, f"it should tell dtype and shape of each tensor ({type(error).__name__}: {error})")
 
 
 def _bare(archive: Archive) -> StoredTensor:

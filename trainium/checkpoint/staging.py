@@ -29,9 +29,8 @@ def staged(target: Path, ours: re.Pattern[str], needed_bytes: int) -> Iterator[P
     try:
         yield temporary
         temporary.chmod(0o755)
-        for folder in {temporary, *(path for path in temporary.iterdir() if path.is_dir())}:
-            sync_folder(folder)
-        _take_place(temporary, target)
+        sync_tree(temporary)
+        take_place(temporary, target)
     except OSError as error:
         raise CheckpointError(f"{target} could not be written: {error.strerror or error}") from error
     finally:
@@ -39,16 +38,27 @@ def staged(target: Path, ours: re.Pattern[str], needed_bytes: int) -> Iterator[P
 
 
 def _prepare(target: Path, ours: re.Pattern[str], needed_bytes: int) -> Path:
-    _refuse_other(target, ours)
+    refuse_other(target, ours)
     target.parent.mkdir(parents=True, exist_ok=True)
-    _remove_leftovers(target)
+    remove_leftovers(target)
+    check_space(target, needed_bytes)
+    return _folder_beside(target, ".partial")
+
+
+def check_space(target: Path, needed_bytes: int) -> None:
+    """Raise CheckpointError when the disk has not as much free."""
     free = shutil.disk_usage(target.parent).free
     if free < needed_bytes:
         raise CheckpointError(
             f"{target.parent} has {size(free)} free, but {target.name} needs {size(needed_bytes)}. "
             "Free space there or choose an output on a larger disk."
         )
-    return _folder_beside(target, ".partial")
+
+
+def sync_tree(folder: Path) -> None:
+    """Make the names in a folder and in its folders durable."""
+    for path in (folder, *(path for path in folder.iterdir() if path.is_dir())):
+        sync_folder(path)
 
 
 def _folder_beside(target: Path, suffix: str) -> Path:
@@ -57,7 +67,8 @@ def _folder_beside(target: Path, suffix: str) -> Path:
     return Path(tempfile.mkdtemp(prefix=prefix, suffix=suffix, dir=target.parent))
 
 
-def _refuse_other(target: Path, ours: re.Pattern[str]) -> None:
+def refuse_other(target: Path, ours: re.Pattern[str]) -> None:
+    """Raise CheckpointError when the target is no folder, or one with anything that is not `ours`."""
     if target.is_symlink() or (target.exists() and not target.is_dir()):
         raise CheckpointError(f"{target} exists and is no folder; choose another output or remove it")
     others = sorted(path.name for path in target.iterdir() if not ours.fullmatch(path.name)) if target.exists() else []
@@ -68,16 +79,19 @@ def _refuse_other(target: Path, ours: re.Pattern[str]) -> None:
         )
 
 
-def _remove_leftovers(target: Path) -> None:
+def remove_leftovers(target: Path) -> None:
     """Remove what a killed process of this machine left; on another machine it may still be at work."""
-    pattern = re.compile(rf"\.{re.escape(target.name)}\.{re.escape(socket.gethostname())}-(\d+)-.*\.(partial|replaced)")
+    pattern = re.compile(
+        rf"\.+{re.escape(target.name)}\.{re.escape(socket.gethostname())}-(\d+)-.*\.(partial|replaced)"
+    )
     for path in target.parent.iterdir():
         match = pattern.fullmatch(path.name)
         if match and not Path(f"/proc/{match[1]}").exists():
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _take_place(temporary: Path, target: Path) -> None:
+def take_place(temporary: Path, target: Path) -> None:
+    """Rename, with an earlier target out of the way first. At no time is there a target that is not whole."""
     if not target.exists():
         temporary.rename(target)
     else:

@@ -1,34 +1,27 @@
-"""Proofs by reading again: shards against their source, and one model against another."""
+"""Proof by reading again: every tensor of every shard is its slice of the source."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from trainium.checkpoint.architecture import Architecture
-from trainium.checkpoint.convert import Progress, open_ranks
+from trainium.checkpoint.assembly import rows_of, slice_of
+from trainium.checkpoint.convert import open_ranks
+from trainium.checkpoint.formats import FloatDtype
 from trainium.checkpoint.huggingface import open_weights, read_config
+from trainium.checkpoint.inventory import TensorProblem
 from trainium.checkpoint.layout import Layout
-from trainium.checkpoint.merge import same_bits
+from trainium.checkpoint.meter import Progress
 from trainium.checkpoint.paths import model_folder
-from trainium.checkpoint.placement import HEAD, rank_targets, source_shapes
-from trainium.checkpoint.split import cut
-from trainium.checkpoint.weights import FloatDtype, TensorInfo, Weights, torch_dtype
+from trainium.checkpoint.placement import HEAD, Target, rank_targets, source_shapes
+from trainium.checkpoint.statistics import largest_difference, same_bits
+from trainium.checkpoint.weights import Raw, TensorInfo, Weights, as_raw, as_tensor, torch_dtype
+from trainium.checkpoint.workers import available_cores
 
-_CHUNK = 1 << 22  # elements compared at a time, so that statistics in float64 stay small
-
-
-@dataclass(frozen=True)
-class TensorProblem:
-    """A tensor that is not what it should be, and where."""
-
-    where: str
-    tensor: str
-    problem: str
+_BLOCK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,55 +45,6 @@ class Verification:
         return {"ok": self.ok} | asdict(self)
 
 
-@dataclass(frozen=True, kw_only=True)
-class TensorComparison:
-    """Two tensors of one name. Differences are of finite numbers, in float64."""
-
-    name: str
-    unchanged: bool
-    max_difference: float
-    mean_difference: float
-    nan: int
-    inf: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """Model b against model a. nan and inf are counted in b."""
-
-    a: str
-    b: str
-    only_in_a: tuple[str, ...]
-    only_in_b: tuple[str, ...]
-    shape_differences: tuple[TensorProblem, ...]
-    dtype_differences: tuple[TensorProblem, ...]
-    tensors: tuple[TensorComparison, ...]
-
-    @property
-    def unchanged(self) -> int:
-        """How many tensors are equal bit by bit."""
-        return sum(tensor.unchanged for tensor in self.tensors)
-
-    @property
-    def finite(self) -> bool:
-        return not any(tensor.nan or tensor.inf for tensor in self.tensors)
-
-    @property
-    def max_difference(self) -> float:
-        return max((tensor.max_difference for tensor in self.tensors), default=0.0)
-
-    @property
-    def equal(self) -> bool:
-        """Same names, shapes, dtypes and bits."""
-        differ = self.only_in_a or self.only_in_b or self.shape_differences or self.dtype_differences
-        return not differ and self.unchanged == len(self.tensors)
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        summary = {key: getattr(self, key) for key in ("equal", "finite", "unchanged", "max_difference")}
-        return summary | {"compared": len(self.tensors)} | asdict(self)
-
-
 def verify_nxd(
     hf_dir: Path,
     checkpoint: Path,
@@ -109,7 +53,7 @@ def verify_nxd(
     dtype: FloatDtype | None = None,
     progress: Progress = lambda done, total: None,
 ) -> Verification:
-    """Every tensor of every shard against its slice of the source, bit by bit, one tensor in memory at a time.
+    """Every tensor of every shard against its slice of the source, bit by bit, on all cores.
 
     dtype: what the conversion cast to, in either direction: both sides are compared as that. Raises LayoutError and
     CheckpointError when they cannot be compared at all (other tp or pp, missing or damaged files).
@@ -120,97 +64,74 @@ def verify_nxd(
     weights = open_weights(hf_dir)
     sources = source_shapes(weights.shapes, arch, str(weights.where))
     read, layout = open_ranks(checkpoint, layout)
+    ranks = {rank: rank_targets(sources, arch, layout, *rank, untie=HEAD not in weights) for rank in layout.ranks}
+    expected = {
+        rank: [TensorInfo(weights.info[target.cuts[0].source].dtype, target.shape(sources)) for target in targets]
+        for rank, targets in ranks.items()
+    }
+    total = sum(info.bytes for infos in expected.values() for info in infos)
     problems: list[TensorProblem] = []
-    done = copies = tensors = 0
-    seen: set[object] = set()
-    for number, rank in enumerate(layout.ranks):
-        shard = read(*rank)
-        targets = {t.name: t for t in rank_targets(sources, arch, layout, *rank, untie=HEAD not in weights)}
-        problems += [
-            TensorProblem(shard.where.name, name, "should not be here") for name in shard if name not in targets
-        ]
-        for name, target in targets.items():
-            expected = TensorInfo(weights.info[target.cuts[0].source].dtype, target.shape(sources))
-            problem = _problem(shard, name, expected, dtype, partial(cut, weights, target))
-            if problem:
-                problems.append(TensorProblem(shard.where.name, name, problem))
-            copies += target in seen
-            seen.add(target)
-            tensors += 1
-            done += expected.bytes
-            progress(done, done * layout.shard_count // (number + 1))
+    done = 0
+    with ThreadPoolExecutor(available_cores()) as pool:
+        for rank, targets in ranks.items():
+            shard = read(*rank)
+            problems += _strangers(shard, targets)
+            found = pool.map(partial(_problem, weights, shard, dtype), targets, expected[rank])
+            for target, info, problem in zip(targets, expected[rank], found, strict=True):
+                if problem:
+                    problems.append(TensorProblem(shard.where.name, target.name, problem))
+                done += info.bytes
+                progress(done, total)
+    every = [target for targets in ranks.values() for target in targets]
     return Verification(
         source=str(hf_dir),
         checkpoint=str(model_folder(checkpoint)),
         shards=layout.shard_count,
-        tensors=tensors,
-        bytes=done,
-        copies=copies,
+        tensors=len(every),
+        bytes=total,
+        copies=len(every) - len(set(every)),
         problems=tuple(problems),
     )
 
 
-def compare_hf(a: Path, b: Path) -> Comparison:
-    """Two models (Hugging Face folders or single files), tensor by tensor, in pieces of a few million numbers."""
-    first, second = open_weights(a), open_weights(b)
-    both = sorted(first.info.keys() & second.info.keys())
-    shapes = [name for name in both if first.info[name].shape != second.info[name].shape]
-    return Comparison(
-        a=str(a),
-        b=str(b),
-        only_in_a=tuple(sorted(first.info.keys() - second.info.keys())),
-        only_in_b=tuple(sorted(second.info.keys() - first.info.keys())),
-        shape_differences=tuple(
-            TensorProblem(str(b), name, f"{list(second.info[name].shape)} instead of {list(first.info[name].shape)}")
-            for name in shapes
-        ),
-        dtype_differences=tuple(
-            TensorProblem(str(b), name, f"{second.info[name].dtype} instead of {first.info[name].dtype}")
-            for name in both
-            if first.info[name].dtype != second.info[name].dtype
-        ),
-        tensors=tuple(compare_tensors(name, first[name], second[name]) for name in both if name not in shapes),
-    )
-
-
-def compare_tensors(name: str, a: Tensor, b: Tensor) -> TensorComparison:
-    """Statistics of b against a; shapes are equal."""
-    unchanged = same_bits(a, b)
-    largest = total = 0.0
-    nan = inf = 0
-    for x, y in _chunks(a, b):
-        y = y.double()
-        nan += int(y.isnan().sum())
-        inf += int(y.isinf().sum())
-        if not unchanged:
-            difference = (y - x.double()).abs()
-            difference = difference[difference.isfinite()]
-            largest = max(largest, float(difference.max()) if difference.numel() else 0.0)
-            total += float(difference.sum())
-    return TensorComparison(
-        name=name,
-        unchanged=unchanged,
-        max_difference=largest,
-        mean_difference=total / max(a.numel(), 1),
-        nan=nan,
-        inf=inf,
-    )
-
-
-def _chunks(a: Tensor, b: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    yield from zip(torch.split(a.reshape(-1), _CHUNK), torch.split(b.reshape(-1), _CHUNK), strict=True)
+def _strangers(shard: Weights, targets: list[Target]) -> Iterator[TensorProblem]:
+    expected = {target.name for target in targets}
+    for name in shard:
+        if name not in expected:
+            yield TensorProblem(shard.where.name, name, "should not be here")
 
 
 def _problem(
-    shard: Weights, name: str, expected: TensorInfo, dtype: FloatDtype | None, make: Callable[[], Tensor]
+    weights: Weights, shard: Weights, dtype: FloatDtype | None, target: Target, source: TensorInfo
 ) -> str | None:
-    if name not in shard:
+    if target.name not in shard:
         return "is missing"
-    found, expected = shard.info[name].cast(dtype), expected.cast(dtype)
+    stored = shard.info[target.name]
+    found, expected = stored.cast(dtype), source.cast(dtype)
     if found != expected:
         return f"is {found.dtype} {list(found.shape)} instead of {expected.dtype} {list(expected.shape)}"
-    held, wanted = (tensor.to(torch_dtype(expected.dtype)) for tensor in (shard[name], make()))
-    if same_bits(held, wanted):
-        return None
-    off = float((held.double() - wanted.double()).abs().nan_to_num(float("inf")).max())
-    return f"differs from its slice of the source by up to {off:.3g}"
+    off, same = 0.0, True
+    for wanted, held in _blocks(weights, shard, target):
+        x, y = _as(wanted, source.dtype, expected.dtype), _as(held, stored.dtype, expected.dtype)
+        if not same_bits(x, y):
+            off, same = max(off, largest_difference(x, y, expected.dtype)), False
+    return None if same else f"differs from its slice of the source by up to {off:.3g}"
+
+
+def _blocks(weights: Weights, shard: Weights, target: Target) -> Iterator[tuple[Raw, Raw]]:
+    """Blocks of the source's slices, and what the shard holds in their place."""
+    held, offset = shard.raw(target.name), 0
+    for cut in target.cuts:
+        source = weights.raw(cut.source)
+        wanted, part = slice_of(source, cut), rows_of(held, offset, cut, source.shape)
+        offset += cut.stop - cut.start if cut.dim == 0 else 0
+        if not wanted.ndim:
+            yield wanted, part
+            continue
+        step = max(1, _BLOCK_BYTES // max(1, wanted[:1].nbytes))
+        for row in range(0, len(wanted), step):
+            yield wanted[row : row + step], part[row : row + step]
+
+
+def _as(raw: Raw, stored: str, wanted: str) -> Raw:
+    return raw if stored == wanted else as_raw(as_tensor(raw, stored).to(torch_dtype(wanted)))

@@ -6,16 +6,19 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NoReturn, get_args
+from typing import TYPE_CHECKING, Any, NoReturn, get_args
+
+import numpy as np
+from numpy.typing import NDArray
 
 from trainium.checkpoint.errors import CheckpointError
+from trainium.checkpoint.formats import FloatDtype
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-# What weights may be written as; the names are torch's and those of a config.json.
-FloatDtype = Literal["bfloat16", "float16", "float32"]
+Raw = NDArray[np.unsignedinteger[Any]]  # the bits of a tensor as unsigned integers of its item size, in its shape
 
 ITEM_BYTES: Mapping[str, int] = {
     **dict.fromkeys(("bool", "uint8", "int8", "float8_e4m3fn", "float8_e5m2"), 1),
@@ -40,22 +43,42 @@ class TensorInfo:
         """The same tensor after a conversion to `dtype`, which leaves integers alone."""
         return TensorInfo(dtype, self.shape) if dtype and "float" in self.dtype else self
 
+    def reshaped(self, shape: tuple[int, ...]) -> TensorInfo:
+        """The same dtype in another shape, as a part of it has."""
+        return TensorInfo(self.dtype, shape)
+
 
 class Weights(Mapping[str, "Tensor"]):
     """A lazy mapping: `info` is known, a tensor is a view of the mapped file until something copies it.
 
-    Nothing may write to such a tensor.
+    Nothing may write to such a tensor. `raw` gives the same view without torch, `check` compares its bytes with the
+    checksum that the file has for them, `ahead` has the disk begin to read it, `files` are what was opened.
     """
 
-    def __init__(self, where: Path, info: Mapping[str, TensorInfo], load: Callable[[str], Tensor]) -> None:
+    def __init__(
+        self,
+        where: Path,
+        info: Mapping[str, TensorInfo],
+        raw: Callable[[str], Raw],
+        *,
+        check: Callable[[str], None] = lambda name: None,
+        ahead: Callable[[str], None] = lambda name: None,
+        files: tuple[Path, ...] = (),
+    ) -> None:
         self.where = where
         self.info = info
-        self._load = load
+        self.raw = raw
+        self.check = check
+        self.ahead = ahead
+        self.files = files or (where,)
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self.info:
             raise KeyError(name)
-        return self._load(name)
+        return as_tensor(self.raw(name), self.info[name].dtype)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.info
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.info)
@@ -66,6 +89,50 @@ class Weights(Mapping[str, "Tensor"]):
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: info.shape for name, info in self.info.items()}
+
+
+def in_memory(tensors: Mapping[str, Tensor]) -> Weights:
+    """The same face for tensors that somebody holds; Weights are given back."""
+    if isinstance(tensors, Weights):
+        return tensors
+    info = {name: TensorInfo(str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in tensors.items()}
+    return Weights(Path("memory"), info, lambda name: as_raw(tensors[name]))
+
+
+def mapped_array(buffer: Any, info: TensorInfo, start: int, stride: tuple[int, ...] | None = None) -> Raw:
+    """A view of mapped bytes from `start` on; stride in elements, row-major without. ValueError: beyond the end."""
+    width = ITEM_BYTES[info.dtype]
+    if 0 in info.shape:
+        return np.empty(info.shape, f"<u{width}")
+    strides = None if stride is None else tuple(width * step for step in stride)
+    return np.ndarray(info.shape, f"<u{width}", buffer, start, strides)
+
+
+def as_tensor(raw: Raw, dtype: str) -> Tensor:
+    """The tensor of these bits, sharing their memory."""
+    import torch
+
+    return torch.from_numpy(raw).view(torch_dtype(dtype))
+
+
+def as_raw(tensor: Tensor) -> Raw:
+    """The bits of a tensor, sharing its memory."""
+    import torch
+
+    integers = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64}[tensor.element_size()]
+    raw: Raw = tensor.detach().view(integers).numpy()
+    return raw
+
+
+def flat_bytes(raw: Raw) -> memoryview:
+    """The bytes of a row-major array, sharing its memory."""
+    flat: Any = raw.reshape(-1).view(np.uint8)
+    return memoryview(flat)
+
+
+def byte_view(tensor: Tensor) -> memoryview:
+    """The tensor's bytes in row-major order; copies only what is not contiguous."""
+    return flat_bytes(as_raw(tensor.contiguous()))
 
 
 def torch_dtype(name: str) -> torch.dtype:

@@ -85,8 +85,10 @@ def escaped(value: Any) -> Any:
 
 
 def frozen_part(recipe: Recipe) -> dict[str, Any]:
-    """The values that decide what comes out of a run: everything but `resources` and the description."""
-    return recipe.model_dump(mode="json", exclude={"resources", "description"})
+    """The values that decide what comes out of a run: everything but the description and who does how much of it."""
+    return recipe.model_dump(
+        mode="json", exclude={"resources": True, "description": True, "convert": {"array", "workers"}}
+    )
 
 
 def difference(old: Mapping[str, Any] | BaseModel, new: Mapping[str, Any] | BaseModel) -> list[str]:

@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from trainium.checkpoint.formats import FloatDtype
 from trainium.checkpoint.layout import Qkv
-from trainium.checkpoint.weights import FloatDtype
 from trainium.config.fields import (
     Count,
     Duration,
@@ -189,6 +189,15 @@ class Convert(Section):
     )
     qkv: Qkv = Field(
         description="How q, k and v are stored; auto: fused when kv_heads differ from heads, else coalesced."
+    )
+    array: Positive = Field(
+        description="Jobs that share the native conversion to NxD, each on a node of its own; when there are several, "
+        "one more verifies the whole. May change between two starts of one run.",
+    )
+    workers: Positive | None = Field(
+        None,
+        description="Processes of a native conversion; null: one per CPU of its job. May change between two starts of "
+        "one run.",
     )
 
 

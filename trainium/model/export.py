@@ -19,17 +19,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
-from trainium.checkpoint.convert import Progress
-from trainium.checkpoint.options import Meter, add_layout_options, layout_from
+from trainium.checkpoint.comparison import Comparison
+from trainium.checkpoint.formats import FloatDtype
+from trainium.checkpoint.meter import Meter, Progress
 from trainium.checkpoint.staging import staged
-from trainium.checkpoint.verify import Comparison
-from trainium.checkpoint.weights import FloatDtype
 from trainium.errors import UserError
 from trainium.files import write_atomic, write_json
 from trainium.model import export_weights, verification
 from trainium.model.companions import Change, config_changes, write_companions
 from trainium.model.export_request import RECORD, CheckedRequest, Request, check_request, failed_folder
 from trainium.model.export_weights import WrittenWeights
+from trainium.model.layout_options import add_layout_options, layout_from
 from trainium.model.manifest import FileEntry, digest, manifest
 from trainium.model.model_card import ModelCardData, base_front_matter, load_card_data, render_card
 from trainium.model.verification import Check

@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from trainium.checkpoint.architecture import Architecture
+from trainium.checkpoint.formats import FloatDtype
 from trainium.checkpoint.huggingface import open_weights, read_config
 from trainium.checkpoint.layout import Layout
 from trainium.checkpoint.placement import EMBEDDING, source_shapes
 from trainium.checkpoint.training import missing_parts
-from trainium.checkpoint.weights import FloatDtype, TensorInfo, float_dtype
+from trainium.checkpoint.weights import TensorInfo, float_dtype
 from trainium.errors import UserError
 from trainium.model import loading
 from trainium.model.companions import read_chat_template

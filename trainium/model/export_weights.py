@@ -4,13 +4,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainium.checkpoint.architecture import Architecture
-from trainium.checkpoint.convert import Progress, open_ranks, to_hf
+from trainium.checkpoint.convert import open_ranks, to_hf
+from trainium.checkpoint.formats import FloatDtype
 from trainium.checkpoint.huggingface import open_weights, plan_files, write_index, write_safetensors
 from trainium.checkpoint.layout import Layout
 from trainium.checkpoint.merge import CopyDifference
+from trainium.checkpoint.meter import Progress
 from trainium.checkpoint.placement import HEAD, source_shapes
 from trainium.checkpoint.shards import write_shard
-from trainium.checkpoint.weights import FloatDtype, torch_dtype
+from trainium.checkpoint.weights import torch_dtype
+from trainium.checkpoint.workers import available_cores
 
 MAX_FILE_BYTES = 5_000_000_000  # as transformers splits
 SINGLE_FILE = "checkpoint.pt"
@@ -42,6 +45,7 @@ def from_shards(
         dtype=dtype,
         max_shard_bytes=MAX_FILE_BYTES,
         allow_differing_copies=True,
+        workers=available_cores(),
         progress=progress,
     )
     return WrittenWeights(

@@ -108,6 +108,8 @@ def converter_problem(layout: Layout, arch: Architecture, direction: Direction) 
         return f"kv_replicator {m} on trn2: it tiles the KV heads as on trn1, and the model attends wrongly"
     if arch.head_dim * arch.heads != arch.hidden:
         return f"head_dim {arch.head_dim} ≠ hidden_size {arch.hidden} / {arch.heads} heads: it takes them as equal"
+    if arch.qkv_bias:
+        return "biases of q, k and v: it knows only their weights (KeyError: 'q_proj.bias')"
     if grouped and layout.qkv in ("coalesced", "plain"):
         return f"qkv '{layout.qkv}' with {arch.heads} query and {arch.kv_heads} KV heads: it needs qkv_linear"
     if layout.qkv == "plain" and direction is Direction.TO_HF:

@@ -5,12 +5,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from trainium.checkpoint.huggingface import open_weights, read_object
+from trainium.checkpoint.compare import compare_models
+from trainium.checkpoint.comparison import Comparison, TensorComparison
+from trainium.checkpoint.formats import FloatDtype
+from trainium.checkpoint.huggingface import read_object
 from trainium.checkpoint.layout import Layout
 from trainium.checkpoint.merge import CopyDifference
 from trainium.checkpoint.placement import HEAD
-from trainium.checkpoint.verify import Comparison, TensorComparison, compare_hf, compare_tensors, verify_nxd
-from trainium.checkpoint.weights import FloatDtype
+from trainium.checkpoint.stored_model import open_model
+from trainium.checkpoint.verify import verify_nxd
 from trainium.model import loading
 from trainium.model.companions import TEMPLATE_FILE, Change, companion_files
 from trainium.text import some
@@ -29,15 +32,16 @@ class Check:
 
 def check_weights(base: Path, export: Path, *, untied: bool, dtype: str) -> tuple[tuple[Check, ...], Comparison]:
     """Names, shapes, dtypes, finite numbers, and that training changed something; both folders are read once."""
-    comparison, weights = compare_hf(base, export), open_weights(export)
-    added = [compare_tensors(name, weights[name], weights[name]) for name in comparison.only_in_b]
+    model = open_model(export)
+    comparison = compare_models(open_model(base), model)
+    added = compare_models(model, model, names=comparison.only_in_b).tensors
     shapes = [f"{item.tensor} {item.problem}" for item in comparison.shape_differences]
-    dtypes = [f"{name} is {info.dtype}" for name, info in weights.info.items() if info.dtype != dtype]
+    dtypes = [f"{name} is {info.dtype}" for name, info in model.info.items() if info.dtype != dtype]
     cast = f", cast from the base's in {len(comparison.dtype_differences)}" if comparison.dtype_differences else ""
     return (
         _names(comparison, untied),
         _unless("shapes", shapes, f"the base's in all {len(comparison.tensors)} tensors of the same name"),
-        _unless("dtypes", dtypes, f"{dtype} in all {len(weights)}{cast}"),
+        _unless("dtypes", dtypes, f"{dtype} in all {len(model.info)}{cast}"),
         _finite([*comparison.tensors, *added]),
         _changed(comparison),
     ), comparison

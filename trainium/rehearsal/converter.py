@@ -31,6 +31,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.model_style != "hf":
         raise NotImplementedError("--model_style megatron is not rehearsed")
     arch = Architecture.from_config(json.loads(Path(options.config).read_text()))
+    if arch.qkv_bias:
+        raise KeyError("q_proj.bias")  # as the reference, which knows only the weights
     layout = _layout(options, arch)
     layout.check(arch)
     if options.convert_from_full_state:

@@ -14,6 +14,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from trainium.checkpoint.architecture import Architecture
+from trainium.checkpoint.errors import ArchitectureError
 from trainium.checkpoint.layout import Layout, Qkv
 from trainium.rehearsal import known_keys
 from trainium.rehearsal.devices import Instance
@@ -104,6 +105,8 @@ def read_settings(config: DictConfig, instance: Instance) -> Settings:
         raise ValueError(f"Seed ({seed}) should be a positive integer.")
     model_config = _model_config(config)
     architecture = Architecture.from_config(model_config)
+    for reason in architecture.untrainable.values():
+        raise ArchitectureError(reason)
     layout = _layout(config, architecture, instance)
     data = _data(config)
     _check_sequence(config, data, instance)

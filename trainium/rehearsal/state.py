@@ -14,11 +14,12 @@ from typing import Any
 import torch
 
 from trainium.checkpoint.architecture import Architecture
+from trainium.checkpoint.formats import Form
 from trainium.checkpoint.layout import Layout
 from trainium.checkpoint.merge import merge
 from trainium.checkpoint.paths import shard_path
 from trainium.checkpoint.placement import rank_targets
-from trainium.checkpoint.shards import Form, open_shard, write_shard
+from trainium.checkpoint.shards import open_shard, write_shard
 from trainium.checkpoint.split import split
 from trainium.checkpoint.weights import TensorInfo
 from trainium.rehearsal.lines import nemo, nxd

@@ -13,7 +13,8 @@ import torch
 
 from trainium.checkpoint.archive import open_archive
 from trainium.checkpoint.errors import CheckpointError
-from trainium.checkpoint.shards import Form, open_shard, read_shard, write_shard
+from trainium.checkpoint.formats import Form
+from trainium.checkpoint.shards import open_shard, read_shard, write_shard
 from trainium.checkpoint.weights import TensorInfo
 
 _STORAGE = object()  # pickled as the storage of the two numbers in good.pt

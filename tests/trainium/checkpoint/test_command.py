@@ -8,10 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from trainium.checkpoint.__main__ import main
-from trainium.checkpoint.verify import compare_hf
+from trainium.checkpoint.compare import compare_hf
 
 MakeModel = Callable[..., Path]
 LAYOUT = ["--tp", "4", "--kv-replicator", "2"]
@@ -92,8 +93,8 @@ def test_failed_verification_is_exit_code_1(
     def then_damage(*arguments: object, **options: object) -> convert.ConversionReport:
         report = real(*arguments, **options)  # type: ignore[arg-type]
         shard = bytearray(Path(report.files[0]).read_bytes())
-        middle = len(shard) // 2
-        shard[middle] ^= 0xFF
+        norm = load_file(source / "model.safetensors")["model.norm.weight"]
+        shard[shard.index(norm.view(torch.uint8).numpy().tobytes())] ^= 0xFF
         Path(report.files[0]).write_bytes(shard)
         return report
 

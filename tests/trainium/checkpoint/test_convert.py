@@ -13,12 +13,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from trainium.checkpoint.compare import compare_hf
 from trainium.checkpoint.convert import to_hf, to_nxd
 from trainium.checkpoint.errors import ArchitectureError, CheckpointError, LayoutError
 from trainium.checkpoint.huggingface import open_weights
 from trainium.checkpoint.layout import Layout
 from trainium.checkpoint.shards import read_shard
-from trainium.checkpoint.verify import compare_hf, verify_nxd
+from trainium.checkpoint.verify import verify_nxd
 
 MakeModel = Callable[..., Path]
 LAYOUT = Layout(tp=4, kv_replicator=2)
@@ -126,7 +127,9 @@ def test_something_else_is_not_replaced(make_model: MakeModel, tmp_path: Path) -
     assert (other / "thesis.tex").read_text() == "years of work"
 
 
-def test_a_failure_on_the_way_leaves_the_old_output_and_nothing_else(make_model: MakeModel, tmp_path: Path) -> None:
+def test_a_failure_on_the_way_leaves_the_old_output_and_what_is_complete_of_the_new(
+    make_model: MakeModel, tmp_path: Path
+) -> None:
     source = make_model()
     to_nxd(source, tmp_path / "nxd", LAYOUT)
 
@@ -136,8 +139,16 @@ def test_a_failure_on_the_way_leaves_the_old_output_and_nothing_else(make_model:
 
     with pytest.raises(CheckpointError, match="No space left on device"):
         to_nxd(source, tmp_path / "nxd", Layout(tp=2), progress=full)
-    assert [path.name for path in (tmp_path / "nxd").iterdir()] == ["model"]
     assert verify_nxd(source, tmp_path / "nxd", LAYOUT).ok
+    # One of two ranks is complete and kept, out of sight; the next attempt with these options goes on from there.
+    assert {path.name for path in (tmp_path / "nxd").iterdir()} == {"model", ".model.partial"}
+    kept = tmp_path / "nxd/.model.partial/files/dp_rank_00_tp_rank_00_pp_rank_00.pt"
+    before = kept.stat()
+    to_nxd(source, tmp_path / "nxd", Layout(tp=2))
+    after = (tmp_path / "nxd/model" / kept.name).stat()
+    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    assert verify_nxd(source, tmp_path / "nxd", Layout(tp=2)).ok
+    assert [path.name for path in (tmp_path / "nxd").iterdir()] == ["model"]
 
 
 def test_a_killed_conversion_leaves_nothing_that_looks_complete_and_is_swept_up(

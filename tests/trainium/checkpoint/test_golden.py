@@ -8,12 +8,14 @@ import pytest
 import torch
 
 from trainium.checkpoint.architecture import Architecture
+from trainium.checkpoint.compare import compare_hf
 from trainium.checkpoint.convert import to_hf, to_nxd
 from trainium.checkpoint.errors import CheckpointError, LayoutError
+from trainium.checkpoint.formats import Form
 from trainium.checkpoint.huggingface import read_config
 from trainium.checkpoint.layout import Layout
-from trainium.checkpoint.shards import Form, read_shard
-from trainium.checkpoint.verify import compare_hf, verify_nxd
+from trainium.checkpoint.shards import read_shard
+from trainium.checkpoint.verify import verify_nxd
 
 CASES = {
     "gqa-trn1-tp8-kv4-fused": Layout(tp=8, kv_replicator=4),

@@ -136,10 +136,9 @@ def test_defaults_and_explicit_head_dim() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "qwen2"}, "'qwen2' cannot be converted: its q, k and v projections have biases"),
-        ({"model_type": "qwen3"}, "q_norm"),
-        ({"model_type": "mixtral"}, "upstream engine"),
-        ({"model_type": "new"}, "Known: llama, mistral"),
+        ({"model_type": "mixtral"}, r"'mixtral' cannot be converted: .*hf_nxdt_mixtral_ckpt_converter\.py"),
+        ({"model_type": "qwen3_moe"}, "experts"),
+        ({"model_type": "new"}, "Known: llama, mistral, qwen2, qwen3"),
         ({"model_type": None}, "model_type=None"),
         ({"attention_bias": True}, "attention_bias"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
@@ -153,3 +152,22 @@ def test_defaults_and_explicit_head_dim() -> None:
 def test_what_the_llama_layout_has_no_place_for_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ArchitectureError, match=message):
         Architecture.from_config(CONFIG | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "shapes", "reason"),
+    [
+        ({"model_type": "qwen2"}, {"q_proj.bias": (64,), "k_proj.bias": (16,), "v_proj.bias": (16,)}, "have biases"),
+        ({"model_type": "qwen3", "head_dim": 16}, {"q_norm.weight": (16,), "k_norm.weight": (16,)}, "q_norm, k_norm"),
+    ],
+)
+def test_what_converts_but_cannot_be_trained_says_so(
+    changes: dict[str, Any], shapes: dict[str, tuple[int, ...]], reason: str
+) -> None:
+    arch = Architecture.from_config(CONFIG | changes)
+    for name, shape in shapes.items():
+        assert arch.tensor_shapes()[f"model.layers.1.self_attn.{name}"] == shape
+    assert reason in arch.untrainable["model-family"]
+    assert any("NxDT cannot train this model" in note and reason in note for note in arch.notes)
+    assert ("head-dim" in arch.untrainable) == ("head_dim" in changes)
+    assert Architecture.from_config(CONFIG).untrainable == {}

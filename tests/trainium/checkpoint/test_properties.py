@@ -14,12 +14,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from trainium.checkpoint.architecture import Architecture
+from trainium.checkpoint.compare import compare_paths
 from trainium.checkpoint.convert import to_hf, to_nxd
 from trainium.checkpoint.errors import LayoutError
+from trainium.checkpoint.formats import Form
 from trainium.checkpoint.huggingface import open_weights
 from trainium.checkpoint.layout import InstanceFamily, Layout, Qkv
 from trainium.checkpoint.merge import merge
-from trainium.checkpoint.shards import Form
 from trainium.checkpoint.split import split
 from trainium.checkpoint.verify import verify_nxd
 
@@ -41,6 +42,7 @@ def models(draw: st.DrawFn) -> tuple[Architecture, Layout]:
     else:
         tp = draw(_divisors(kv_heads))
     pp, virtual_pp = draw(st.integers(1, 3)), draw(st.integers(1, 2))
+    model_type = draw(st.sampled_from(["llama", "llama", "qwen2", "qwen3"]))
     arch = Architecture(
         layers=pp * virtual_pp + draw(st.integers(0, 5)),
         hidden=draw(st.sampled_from([5, 8])),
@@ -50,6 +52,9 @@ def models(draw: st.DrawFn) -> tuple[Architecture, Layout]:
         intermediate=tp * draw(st.integers(1, 3)),
         vocab=tp * draw(st.integers(1, 3)),
         tied=draw(st.booleans()),
+        qkv_bias=model_type == "qwen2",
+        qk_norm=model_type == "qwen3",
+        model_type=model_type,
     )
     return arch, Layout(tp=tp, pp=pp, kv_replicator=copies, qkv=qkv, virtual_pp=virtual_pp, instance_family=family)
 
@@ -95,7 +100,7 @@ def test_files_come_back_as_they_were(
 ) -> None:
     arch, layout = model
     config = {
-        "model_type": "llama",
+        "model_type": arch.model_type,
         "hidden_size": arch.hidden,
         "num_hidden_layers": arch.layers,
         "num_attention_heads": arch.heads,
@@ -114,6 +119,7 @@ def test_files_come_back_as_they_were(
         report = to_nxd(source, nxd, layout, form=form)
         assert report.untied == arch.tied
         assert verify_nxd(source, nxd, layout).ok
+        assert compare_paths(source, nxd, config=None, names_only=False).equal
         to_hf(nxd, back, config, replace(layout, qkv="auto"), max_shard_bytes=max_shard_bytes)
         result = open_weights(back)
         assert set(result) == set(state) | {"lm_head.weight"}
@@ -145,8 +151,10 @@ def test_a_layout_that_passes_the_check_keeps_attention_and_others_are_refused(
 
 def model_attention(state: Mapping[str, Tensor], arch: Architecture, layer: int, x: Tensor) -> Tensor:
     """Causal attention of one layer (no rotary embedding: it turns each head alone)."""
-    q, k, v, o = (state[f"model.layers.{layer}.self_attn.{part}_proj.weight"].double() for part in "qkvo")
-    return _attend(x @ q.T, x @ k.T, x @ v.T, arch.head_dim) @ o.T
+    prefix = f"model.layers.{layer}.self_attn."
+    own = {name.removeprefix(prefix): t.double() for name, t in state.items() if name.startswith(prefix)}
+    q, k, v = (x @ own[f"{part}_proj.weight"].T + own.get(f"{part}_proj.bias", 0) for part in "qkv")
+    return _attend(q, k, v, arch.head_dim, own) @ own["o_proj.weight"].T
 
 
 def ranks_attention(
@@ -157,21 +165,33 @@ def ranks_attention(
     prefix = f"model.layers.{layer}.self_attn."
     for shard in shards.values():
         own = {name.removeprefix(prefix): t.double() for name, t in shard.items() if name.startswith(prefix)}
-        q_rows = arch.heads // layout.tp * arch.head_dim
-        if layout.qkv == "split":
-            q, k, v = (own[f"qkv_proj.weight_{part}"] for part in "qkv")
-        elif layout.qkv == "plain":
-            q, k, v = (own[f"{part}_proj.weight"] for part in "qkv")
-        else:
-            fused = own["qkv_proj.weight_qkv" if layout.qkv == "fused" else "qkv_proj.weight"]
-            kv_rows = (len(fused) - q_rows) // 2
-            q, k, v = torch.split(fused, [q_rows, kv_rows, kv_rows])
-        total += _attend(x @ q.T, x @ k.T, x @ v.T, arch.head_dim) @ own["o_proj.weight"].T
+        weights = _rank_qkv(own, "weight", arch, layout)
+        biases = _rank_qkv(own, "bias", arch, layout) if arch.qkv_bias else (torch.zeros(1, dtype=x.dtype),) * 3
+        q, k, v = (x @ weight.T + bias for weight, bias in zip(weights, biases, strict=True))
+        total += _attend(q, k, v, arch.head_dim, own) @ own["o_proj.weight"].T
     return total
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, head_dim: int) -> Tensor:
+def _rank_qkv(own: Mapping[str, Tensor], kind: str, arch: Architecture, layout: Layout) -> tuple[Tensor, ...]:
+    """The rank's q, k and v, weights or biases, however they are stored."""
+    if layout.qkv == "split":
+        return tuple(own[f"qkv_proj.{kind}_{part}"] for part in "qkv")
+    if layout.qkv == "plain":
+        return tuple(own[f"{part}_proj.{kind}"] for part in "qkv")
+    fused = own[f"qkv_proj.{kind}_qkv" if layout.qkv == "fused" else f"qkv_proj.{kind}"]
+    q_rows = arch.heads // layout.tp * arch.head_dim
+    kv_rows = (len(fused) - q_rows) // 2
+    return torch.split(fused, [q_rows, kv_rows, kv_rows])
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, head_dim: int, norms: Mapping[str, Tensor]) -> Tensor:
     q, k, v = (part.reshape(len(part), -1, head_dim).transpose(0, 1) for part in (q, k, v))
+    q, k = (_normalized(part, norms.get(f"{name}_norm.weight")) for name, part in (("q", q), ("k", k)))
     k, v = (part.repeat_interleave(len(q) // len(part), dim=0) for part in (k, v))
     out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
     return out.transpose(0, 1).flatten(1)
+
+
+def _normalized(part: Tensor, weight: Tensor | None) -> Tensor:
+    """Qwen3's RMS norm of each head."""
+    return part if weight is None else part * torch.rsqrt(part.square().mean(-1, keepdim=True) + 1e-6) * weight

@@ -8,11 +8,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from trainium.checkpoint.compare import compare_hf
 from trainium.checkpoint.convert import to_hf, to_nxd
 from trainium.checkpoint.errors import CheckpointError
 from trainium.checkpoint.layout import Layout
 from trainium.checkpoint.shards import read_shard
-from trainium.checkpoint.verify import compare_hf, verify_nxd
+from trainium.checkpoint.verify import verify_nxd
 
 MakeModel = Callable[..., Path]
 LAYOUT = Layout(tp=4, kv_replicator=2)

@@ -243,3 +243,11 @@ def test_instances() -> None:
         "trn2.48xlarge": (64, 24),
         "rehearsal": (None, None),
     }
+
+
+def test_a_conversion_is_shared_by_no_more_jobs_than_ranks_and_only_by_our_converter(
+    tanuki_config: dict[str, Any],
+) -> None:
+    assert not tanuki_plan(tanuki_config, "convert.array=32").errors
+    assert "convert-array convert.array" in errors(tanuki_plan(tanuki_config, "convert.array=33"))
+    assert "convert-array convert.array" in errors(tanuki_plan(tanuki_config, "convert.array=2", "convert.engine=nxdt"))

@@ -89,6 +89,7 @@ def test_a_flag_that_is_off_is_left_out_never_false() -> None:
         (Direction.TO_NXD, TUTORIAL, replace(TANUKI, head_dim=64), "head_dim 64"),
         (Direction.TO_HF, Layout(tp=8, qkv="plain"), replace(TANUKI, kv_heads=32), "cannot merge plain"),
         (Direction.TO_NXD, Layout(tp=8, qkv="plain"), TANUKI, "needs qkv_linear"),
+        (Direction.TO_NXD, TUTORIAL, replace(TANUKI, qkv_bias=True, model_type="qwen2"), "KeyError: 'q_proj.bias'"),
     ],
 )
 def test_what_the_converter_gets_wrong_is_refused(

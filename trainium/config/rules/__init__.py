@@ -21,6 +21,7 @@ RULES: tuple[Rule, ...] = (
     parallelism.sequence,
     parallelism.batch,
     parallelism.upstream_converter,
+    parallelism.conversion_shares,
     training.cadence,
     training.warmup,
     training.weight_decay,

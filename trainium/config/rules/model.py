@@ -8,6 +8,10 @@ from trainium.checkpoint.errors import ArchitectureError
 from trainium.config.rules.facts import Facts, Finding
 
 NXDT_LLAMA = "neuronx-distributed-training, hf_models/llama_model.py"
+UNTRAINABLE_FIX = {
+    "model-family": "Use a Llama-like model (Llama 2, 3, 3.1 and models with their tensors)",
+    "head-dim": "Use a model whose head_dim is hidden_size / num_attention_heads",
+}
 
 
 def family(facts: Facts) -> Iterator[Finding]:
@@ -17,18 +21,10 @@ def family(facts: Facts) -> Iterator[Finding]:
     try:
         arch = Architecture.from_config(facts.model_config)
     except ArchitectureError as error:
-        yield _model_finding(
-            facts, "model-family", str(error), "Use a Llama-like model (Llama 2, 3, 3.1 and models with their tensors)"
-        )
+        yield _model_finding(facts, "model-family", str(error), UNTRAINABLE_FIX["model-family"])
         return
-    if arch.head_dim * arch.heads != arch.hidden:
-        yield _model_finding(
-            facts,
-            "head-dim",
-            f"config.json has head_dim={arch.head_dim}; NxDT computes hidden_size / num_attention_heads = "
-            f"{arch.hidden / arch.heads:g} and would train another model",
-            "Use a model whose head_dim is hidden_size / num_attention_heads",
-        )
+    for about, reason in arch.untrainable.items():
+        yield _model_finding(facts, about, reason, UNTRAINABLE_FIX[about])
     window = facts.model_config.get("sliding_window")
     if arch.model_type == "mistral" and isinstance(window, int) and window < facts.recipe.training.seq_length:
         yield _model_finding(

@@ -167,6 +167,27 @@ def upstream_converter(facts: Facts) -> Iterator[Finding]:
         )
 
 
+def conversion_shares(facts: Facts) -> Iterator[Finding]:
+    """The native converter splits its work by ranks; the toolchain's cannot be split."""
+    convert, parallelism = facts.recipe.convert, facts.recipe.parallelism
+    ranks = parallelism.tensor * parallelism.pipeline
+    problem = None
+    if convert.array > 1 and convert.engine != "native":
+        problem = ("the toolchain's converter cannot share its work between jobs", "Use 1, or convert.engine=native")
+    elif convert.array > ranks:
+        problem = (f"there are only {ranks} ranks to be written", f"Use {ranks} or less")
+    if problem is not None:
+        yield Finding(
+            id="convert-array",
+            severity="error",
+            key="convert.array",
+            value=str(convert.array),
+            message=problem[0],
+            fix=problem[1],
+            source="trainium.checkpoint.workspace",
+        )
+
+
 def _value(facts: Facts, key: str) -> object:
     value: object = facts.recipe
     for part in key.split("."):

@@ -1,12 +1,9 @@
-"""What the command lines that read or write shards have in common."""
+"""The options of a parallel layout, for argparse."""
 
 import argparse
-import time
-from collections.abc import Callable
 from typing import get_args
 
 from trainium.checkpoint.layout import InstanceFamily, Layout, Qkv
-from trainium.text import duration, size
 
 
 def add_layout_options(parser: argparse.ArgumentParser) -> None:
@@ -31,25 +28,3 @@ def layout_from(options: argparse.Namespace) -> Layout:
         virtual_pp=options.virtual_pp,
         instance_family=options.instance_family,
     )
-
-
-def say(line: str) -> None:
-    """One line of a job's log, at once."""
-    print(line, flush=True)
-
-
-class Meter:
-    """Progress in bytes: a line at most every second."""
-
-    def __init__(self, verb: str, tell: Callable[[str], None] = say) -> None:
-        self._verb, self._tell, self._start = verb, tell, time.monotonic()
-        self._next = self._start + 1
-
-    def __call__(self, done: int, total: int) -> None:
-        now = time.monotonic()
-        if now < self._next:
-            return
-        self._next = now + 1
-        rate = done / (now - self._start)
-        left = f", {duration((total - done) / rate)} left" if rate else ""
-        self._tell(f"{self._verb} {size(done)} of {size(total)}, {size(rate)}/s{left}")

@@ -1,0 +1,81 @@
+"""A checkpoint's layout, read from its files."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainium.checkpoint.architecture import Architecture
+from trainium.checkpoint.convert import to_nxd
+from trainium.checkpoint.errors import CheckpointError, LayoutError
+from trainium.checkpoint.huggingface import read_config
+from trainium.checkpoint.layout import Layout
+from trainium.checkpoint.stored_layout import GivenLayout, read_layout
+
+MakeModel = Callable[..., Path]
+SIZES: dict[str, Any] = {
+    "hidden_size": 24,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 9,
+    "intermediate_size": 24,
+    "vocab_size": 36,
+}
+
+
+@pytest.mark.parametrize("form", ["inline", "per-tensor"])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(tp=2, qkv="fused"),
+        Layout(tp=4, kv_replicator=2, qkv="fused"),
+        Layout(tp=4, kv_replicator=2, qkv="split", instance_family="trn2"),
+        Layout(tp=1, qkv="split", instance_family="trn2"),
+        Layout(tp=12, kv_replicator=6, qkv="fused", instance_family="trn2"),
+        Layout(tp=12, kv_replicator=6, qkv="split"),
+        Layout(tp=2, qkv="plain"),
+        Layout(tp=1, pp=4, qkv="plain"),
+        Layout(tp=2, pp=2, qkv="fused", virtual_pp=2),
+        Layout(tp=2, pp=2, qkv="split", virtual_pp=4),
+    ],
+)
+def test_what_was_written_is_read(make_model: MakeModel, tmp_path: Path, layout: Layout, form: Any) -> None:
+    source = make_model(**SIZES)
+    to_nxd(source, tmp_path / "nxd", layout, form=form)
+    arch = Architecture.from_config(read_config(source))
+    assert read_layout(tmp_path / "nxd", arch) == layout
+    assert read_layout(tmp_path / "nxd" / "model", arch, GivenLayout(tp=layout.tp, qkv=layout.qkv)) == layout
+    read_layout(tmp_path / "nxd", arch, headers_only=True).check(arch)
+
+
+def test_multi_head_attention_is_coalesced(make_model: MakeModel, tmp_path: Path) -> None:
+    source = make_model(num_key_value_heads=4)
+    to_nxd(source, tmp_path / "nxd", Layout(tp=2))
+    found = read_layout(tmp_path / "nxd", Architecture.from_config(read_config(source)))
+    assert found == Layout(tp=2, qkv="coalesced")
+
+
+def test_what_is_given_is_checked(make_model: MakeModel, tmp_path: Path) -> None:
+    source = make_model()
+    to_nxd(source, tmp_path / "nxd", Layout(tp=4, kv_replicator=2))
+    arch = Architecture.from_config(read_config(source))
+    given = GivenLayout(tp=2, pp=2, kv_replicator=1, virtual_pp=3, qkv="split")
+    with pytest.raises(LayoutError) as caught:
+        read_layout(tmp_path / "nxd", arch, given)
+    for part in ("tp=2 was given, but the files have tp=4", "pp=2", "kv_replicator=1", "virtual_pp=3", "qkv=split"):
+        assert part in str(caught.value)
+
+
+def test_another_model_or_a_lost_shard_is_said(make_model: MakeModel, tmp_path: Path) -> None:
+    source = make_model(num_hidden_layers=6)
+    to_nxd(source, tmp_path / "nxd", Layout(tp=2, pp=2))
+    arch = Architecture.from_config(read_config(source))
+    with pytest.raises(CheckpointError, match="another model"):
+        read_layout(tmp_path / "nxd", replace(arch, head_dim=3))
+    with pytest.raises(CheckpointError, match="11 layers"):
+        read_layout(tmp_path / "nxd", replace(arch, layers=11))
+    (tmp_path / "nxd" / "model" / "dp_rank_00_tp_rank_00_pp_rank_01.pt").unlink()
+    with pytest.raises(CheckpointError, match="lacks dp_rank_00_tp_rank_00_pp_rank_01"):
+        read_layout(tmp_path / "nxd", arch)
