@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from trainium.checkpoint.archive_writer import tensors_image
-from trainium.checkpoint.assembly import slice_of, slices, will_need
+from trainium.checkpoint.assembly import read_ahead, slice_of, slices
 from trainium.checkpoint.formats import Form
 from trainium.checkpoint.huggingface import SafetensorsImage, file_order
 from trainium.checkpoint.placement import Target
@@ -33,7 +33,7 @@ def rank_portion(
     def ahead(target: Target) -> None:
         for cut in target.cuts:
             if cut.dim == 0 or cut.source not in asked:  # columns are spread over the whole tensor, for every rank
-                will_need(slice_of(weights.raw(cut.source), cut))
+                read_ahead(slice_of(weights.raw(cut.source), cut))
                 asked.add(cut.source)
 
     records = tuple(

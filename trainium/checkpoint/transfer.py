@@ -17,7 +17,7 @@ Note = tuple[Any, ...]  # JSON values
 
 _OPEN_FILES = 64
 _FLUSH_BYTES = 1 << 23  # of one file
-_AHEAD_BYTES = 1 << 25  # asked of the disk before they are needed
+_AHEAD_BYTES = 1 << 27  # asked of the disk before they are needed
 
 
 @dataclass(frozen=True)
