@@ -9,23 +9,22 @@ from __future__ import annotations
 import collections
 import io
 import mmap
-import os
 import pickle
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from trainium.checkpoint.errors import CheckpointError
+from trainium.checkpoint.readahead import map_ahead
 from trainium.checkpoint.weights import ITEM_BYTES, Raw, TensorInfo, damaged, mapped_array
 from trainium.checkpoint.zip_directory import Entry, NotAZipError, directory
 
 REFERENCE_MODULE, REFERENCE_NAME = "torch_xla.utils.serialization", "TensorReference"
-
-_LOOKED_AT = 1 << 16
 
 STORAGES: Mapping[str, str] = {
     "BFloat16Storage": "bfloat16",
@@ -91,9 +90,8 @@ class Archive:
         """Have the disk begin to read a tensor, header included, without waiting for either."""
         record = self.records.get(f"data/{stored.record}")
         if record is not None:
-            first = record.offset - record.offset % mmap.PAGESIZE
-            end = min(record.offset + record.size + mmap.PAGESIZE, len(self.mapped))
-            self.mapped.madvise(mmap.MADV_WILLNEED, first, end - first)
+            start = np.frombuffer(self.mapped, np.uint8).ctypes.data + record.offset
+            map_ahead(start, start + record.size + mmap.PAGESIZE)
 
 
 def open_archive(path: Path, *, about: bool = False) -> Archive:
@@ -120,20 +118,6 @@ def open_archive(path: Path, *, about: bool = False) -> Archive:
         damaged(path, "it was written on a big-endian machine")
     content = _unpickle(path, bytes(_bytes(path, mapped, records["data.pkl"])), about)
     return Archive(path, content, records, mapped)
-
-
-def will_open(paths: Iterable[Path]) -> None:
-    """Have the disk begin to read both ends of files, where `open_archive` looks; else each would be waited for."""
-    for path in paths:
-        with suppress(OSError), path.open("rb", buffering=0) as file:
-            for offset in (0, max(0, path.stat().st_size - _LOOKED_AT)):
-                os.posix_fadvise(file.fileno(), offset, _LOOKED_AT, os.POSIX_FADV_WILLNEED)
-
-
-def will_read(path: Path) -> None:
-    """Have the disk begin to read all of a file."""
-    with suppress(OSError), path.open("rb", buffering=0) as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
 
 
 def _start(path: Path, mapped: mmap.mmap, record: Entry) -> int:

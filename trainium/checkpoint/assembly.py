@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
-import mmap
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from trainium.checkpoint.placement import Cut, Shape, Target
+from trainium.checkpoint.readahead import map_ahead
 from trainium.checkpoint.weights import Raw, Weights, as_raw, as_tensor, flat_bytes, torch_dtype
 
 # Half of a core's second-level cache: what was read for the checksum is still there when it is written.
@@ -43,21 +42,10 @@ class Assembly:
             yield np.concatenate([piece[row : row + step] for piece in self.pieces], axis=1)
 
 
-def will_need(view: Raw) -> None:
-    """Have the disk begin to read mapped pages that are going to be touched. Only a hint: what fails is let be."""
+def read_ahead(view: Raw) -> None:
+    """Have the disk begin to read mapped pages that are going to be touched."""
     if view.size:
-        first, last = np.lib.array_utils.byte_bounds(view)
-        first -= first % mmap.PAGESIZE
-        _madvise(first, last - first, mmap.MADV_WILLNEED)
-
-
-def _libc_madvise() -> Callable[[int, int, int], int]:
-    madvise = ctypes.CDLL(None).madvise
-    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    return madvise
-
-
-_madvise = _libc_madvise()
+        map_ahead(*np.lib.array_utils.byte_bounds(view))
 
 
 def slices(weights: Weights, target: Target) -> Assembly:

@@ -15,9 +15,12 @@ from trainium.checkpoint.formats import FloatDtype, Form
 from trainium.checkpoint.heap import keep_heap_small
 from trainium.checkpoint.layout import InstanceFamily, Layout, Qkv
 from trainium.checkpoint.meter import Meter
+from trainium.checkpoint.readahead import read_ahead, read_first_ahead
 from trainium.text import duration, size
 
 DIFFERENT = 1  # exit code of a verification that found something
+
+_AT_ONCE = 1 << 28  # bytes of input that the disk reads while modules are loaded and the work is planned
 
 _TP = typer.Option("--tp", metavar="T", help="Tensor parallel degree.")
 _PP = typer.Option("--pp", metavar="P", help="Pipeline parallel degree.")
@@ -66,6 +69,7 @@ def to_nxd(
     if verify and share:
         raise CheckpointError("--verify looks at all ranks; give it to the call without --share that comes last")
     layout = _layout(hf_dir, tp, pp, kv_replicator, qkv, virtual_pp, instance_family)
+    read_first_ahead(sorted(hf_dir.glob("*.safetensors")), _AT_ONCE)
     keep_heap_small()
     from trainium.checkpoint import convert
     from trainium.checkpoint.workers import available_cores
@@ -109,6 +113,9 @@ def to_hf(
     report: ReportOption = None,
 ) -> None:
     """NxD checkpoint → Hugging Face folder. The layout is read from the checkpoint; what is given is checked."""
+    shards = [*checkpoint.glob("model/*.pt"), *checkpoint.glob("*.pt")]
+    for shard in shards:
+        read_ahead(shard, _AT_ONCE // len(shards))
     from trainium.checkpoint.huggingface import read_config
     from trainium.checkpoint.stored_layout import GivenLayout, read_layout
 

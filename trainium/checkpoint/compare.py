@@ -1,7 +1,7 @@
 """One model against another, in any two forms: names, shapes, dtypes, and every number. No torch."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -20,7 +20,9 @@ from trainium.checkpoint.stored_model import StoredModel, open_model, own_config
 from trainium.checkpoint.weights import ITEM_BYTES, Raw
 from trainium.checkpoint.workers import available_cores
 
-_TASK_BYTES = 1 << 26  # of one side: what a thread takes at a time
+_TASK_BYTES = 1 << 23  # of one side: what a thread takes at a time
+_TASKS_AHEAD = 64
+_BYTES_AHEAD = 1 << 27
 _BLOCK_BYTES = 1 << 19  # of one side: two of them and what is computed from them fit a core's own cache
 
 
@@ -128,9 +130,9 @@ def _values(
     sums: dict[str, _Sum] = {name: _Sum() for name in names}
     done = 0
     progress(0, total)
-    for name, size, found in _parallel(_tasks(a, b, names), available_cores()):
-        sums[name].add(found)
-        done += size
+    for task, found in _parallel(_tasks(a, b, names), available_cores()):
+        sums[task.name].add(found)
+        done += task.bytes
         progress(done, total)
     tensors = [_summary(name, sums[name], prod(a.info[name].shape)) for name in names]
     copies = [
@@ -156,27 +158,38 @@ def _summary(name: str, found: _Sum, count: int) -> TensorComparison:
     )
 
 
-_Task = Callable[[], tuple[str, int, _Sum]]
+@dataclass(frozen=True)
+class _Task:
+    """Some rows of two tensors of one name, whose files are mapped."""
+
+    name: str
+    sides: tuple[Rows, Rows]
+    dtypes: tuple[str, str]
+    columns: int
+    start: int
+    stop: int
+
+    @property
+    def bytes(self) -> int:
+        return (self.stop - self.start) * self.columns * sum(ITEM_BYTES[dtype] for dtype in self.dtypes)
+
+    def ahead(self) -> None:
+        for rows in self.sides:
+            rows.ahead(self.start, self.stop)
+
+    def __call__(self) -> _Sum:
+        return _compare_rows(self.sides, self.dtypes, self.columns, self.start, self.stop)
 
 
 def _tasks(a: StoredModel, b: StoredModel, names: list[str]) -> Iterator[_Task]:
     for name in names:
         shape = a.info[name].shape
-        rows = shape[0] if shape else 1
-        width = prod(shape[1:]) * max(ITEM_BYTES[side.info[name].dtype] for side in (a, b))
-        step = max(1, _TASK_BYTES // max(width, 1))
-        for start in range(0, rows, step):
-            yield _task(a, b, name, start, min(start + step, rows))
-
-
-def _task(a: StoredModel, b: StoredModel, name: str, start: int, stop: int) -> _Task:
-    def work() -> tuple[str, int, _Sum]:
-        columns = prod(a.info[name].shape[1:])
+        rows, columns = shape[0] if shape else 1, prod(shape[1:])
         dtypes = (a.info[name].dtype, b.info[name].dtype)
-        found = _compare_rows((a.rows(name), b.rows(name)), dtypes, columns, start, stop)
-        return name, (stop - start) * columns * sum(ITEM_BYTES[dtype] for dtype in dtypes), found
-
-    return work
+        sides = (a.rows(name), b.rows(name))
+        step = max(1, _TASK_BYTES // max(1, columns * max(ITEM_BYTES[dtype] for dtype in dtypes)))
+        for start in range(0, rows, step):
+            yield _Task(name, sides, dtypes, columns, start, min(start + step, rows))
 
 
 def _compare_rows(sides: tuple[Rows, Rows], dtypes: tuple[str, str], columns: int, start: int, stop: int) -> _Sum:
@@ -203,17 +216,26 @@ def _where(sides: tuple[Rows, Rows], x: Raw, y: Raw, first: int) -> str:
     return divided.file(first + int(row), int(column))
 
 
-def _parallel(tasks: Iterator[_Task], threads: int) -> Iterator[tuple[str, int, _Sum]]:
-    """Results in order, with a bounded number of tasks on their way. What one raises is raised here."""
-    running: deque[Future[tuple[str, int, _Sum]]] = deque()
+def _parallel(tasks: Iterator[_Task], threads: int) -> Iterator[tuple[_Task, _Sum]]:
+    """Results in order. What one raises is raised here.
+
+    The disk reads what the next tasks need while the threads are at work on the first; not more than that is open.
+    """
+    running: deque[tuple[_Task, Future[_Sum]]] = deque()
+    ahead = 0
     with ThreadPoolExecutor(threads) as pool:
         try:
             for task in tasks:
-                running.append(pool.submit(task))
-                if len(running) >= 4 * threads:
-                    yield running.popleft().result()
+                task.ahead()
+                running.append((task, pool.submit(task)))
+                ahead += task.bytes
+                while len(running) > _TASKS_AHEAD or (ahead > _BYTES_AHEAD and len(running) > threads):
+                    first, future = running.popleft()
+                    ahead -= first.bytes
+                    yield first, future.result()
             while running:
-                yield running.popleft().result()
+                first, future = running.popleft()
+                yield first, future.result()
         finally:
-            for future in running:
+            for _, future in running:
                 future.cancel()

@@ -4,18 +4,13 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from trainium.checkpoint.architecture import Architecture
-from trainium.checkpoint.archive_writer import tensors_image
-from trainium.checkpoint.assembly import slice_of, slices, will_need
 from trainium.checkpoint.errors import CheckpointError, LayoutError
 from trainium.checkpoint.formats import FloatDtype, Form
 from trainium.checkpoint.huggingface import (
-    SafetensorsImage,
-    file_order,
     open_weights,
     plan_files,
     read_config,
@@ -31,21 +26,18 @@ from trainium.checkpoint.placement import (
     HEAD,
     Placement,
     Shape,
-    Target,
     placements,
     rank_targets,
     source_shapes,
 )
-from trainium.checkpoint.shards import shard_images
+from trainium.checkpoint.portions import close_all, file_portions, identity, rank_portion, sizes, write_all
 from trainium.checkpoint.stored_layout import rank_reader
-from trainium.checkpoint.transfer import Done, Loaded, OutputFile, Portion, Record, Transfer, sync
+from trainium.checkpoint.transfer import Loaded, Portion
 from trainium.checkpoint.weights import TensorInfo, Weights, float_dtype
-from trainium.checkpoint.workers import Work, spread
-from trainium.checkpoint.workspace import Share, Workspace, workspace
+from trainium.checkpoint.workspace import Share, workspace
 from trainium.text import some
 
 _MAX_RANKS = 16  # written together, so that a tensor that is cut along its columns is read once for them
-_PORTION_BYTES = 1 << 27
 
 _MODEL_FOLDER = re.compile(r"(dp_rank_\d+_)?tp_rank_\d+_pp_rank_\d+(\.pt)?(\.tensors|\.info\.pt)?")
 _WEIGHT_FOLDER = re.compile(
@@ -108,14 +100,14 @@ def to_nxd(
         targets = rank_targets(sources, arch, layout, *rank, untie=untied)
         info = {t.name: weights.info[t.cuts[0].source].cast(dtype).reshaped(t.shape(sources)) for t in targets}
         infos.append(info)
-        portions.append(_rank_portion(weights, targets, info, shard_path(Path(), *rank).name, form, asked))
+        portions.append(rank_portion(weights, targets, info, shard_path(Path(), *rank).name, form, asked))
         groups.setdefault(rank[1], []).append(portions[-1])
-    conversion = {"layout": asdict(layout), "dtype": dtype, "form": form, "input": _identity(weights.files)}
+    conversion = {"layout": asdict(layout), "dtype": dtype, "form": form, "input": identity(weights.files)}
     count = _Counter(sum(portion.bytes for portion in portions), progress)
-    with workspace(out / "model", _MODEL_FOLDER, conversion, _sizes(portions), share) as space:
+    with workspace(out / "model", _MODEL_FOLDER, conversion, sizes(portions), share) as space:
         size = min(_MAX_RANKS, -(-len(portions) // (2 * workers)))
         items = [group[first : first + size] for group in groups.values() for first in range(0, len(group), size)]
-        _write(space, items, workers, count)
+        write_all(space, items, workers, count.add)
     return ConversionReport(
         source=str(hf_dir),
         output=str(out),
@@ -123,7 +115,7 @@ def to_nxd(
         files=tuple(str(out / "model" / portion.key) for portion in portions),
         tensors=sum(len(info) for info in infos),
         bytes=count.total,
-        file_bytes=sum(_sizes(portions).values()),
+        file_bytes=sum(sizes(portions).values()),
         dtypes=_dtypes(infos),
         untied=untied,
         notes=(*arch.notes, *_layout_notes(layout, untied)),
@@ -174,15 +166,13 @@ def to_hf(
                 rank.ahead(place.target)
 
     files = [("checkpoint.pt", list(info))] if single_file else plan_files(info, max_shard_bytes)
-    portions = [
-        part for file, names in files for part in _file_portions(file, {n: info[n] for n in names}, load, ahead)
-    ]
+    portions = [part for file, names in files for part in file_portions(file, {n: info[n] for n in names}, load, ahead)]
     read_files = [path for rank in layout.ranks for path in read(*rank).files]
-    conversion = {"layout": asdict(layout), "dtype": dtype, "input": _identity(read_files), "files": files}
+    conversion = {"layout": asdict(layout), "dtype": dtype, "input": identity(read_files), "files": files}
     count = _Counter(sum(portion.bytes for portion in portions), progress)
-    with workspace(out, _WEIGHT_FOLDER, conversion, _sizes(portions), None) as space:
-        done = _write(space, [[portion] for portion in portions], workers, count)
-        _close(space.folder, portions, done)
+    with workspace(out, _WEIGHT_FOLDER, conversion, sizes(portions), None) as space:
+        done = write_all(space, [[portion] for portion in portions], workers, count.add)
+        close_all(space.folder, portions, done)
         if len(files) > 1:
             write_index(space.folder, info, files)
         if not isinstance(config, Architecture):
@@ -195,7 +185,7 @@ def to_hf(
         files=tuple(str(out / file) for file, _ in files),
         tensors=len(info),
         bytes=count.total,
-        file_bytes=sum(_sizes(portions).values()),
+        file_bytes=sum(sizes(portions).values()),
         dtypes=_dtypes([info]),
         untied=untied,
         notes=(*arch.notes, *_layout_notes(layout, untied)),
@@ -225,81 +215,6 @@ class _Counter:
     def add(self, size: int) -> None:
         self._done += size
         self._progress(self._done, self.total)
-
-
-def _rank_portion(
-    weights: Weights, targets: Sequence[Target], info: Mapping[str, TensorInfo], name: str, form: Form, asked: set[str]
-) -> Portion:
-    """One rank: a portion that closes all of its files. asked: tensors that the disk was asked for, by any rank."""
-    files = tuple(OutputFile(file, image) for file, image in shard_images(name, info, form).items())
-    places = ((file, index) for file in files for index in range(len(file.image.offsets)))
-
-    def load(target: Target) -> Loaded:
-        stored = weights.info[target.cuts[0].source].dtype
-        return Loaded(slices(weights, target).blocks(stored, info[target.name].dtype))
-
-    def ahead(target: Target) -> None:
-        for cut in target.cuts:
-            if cut.dim == 0 or cut.source not in asked:  # columns are spread over the whole tensor, for every rank
-                will_need(slice_of(weights.raw(cut.source), cut))
-                asked.add(cut.source)
-
-    records = tuple(
-        Record(file, index, info[target.name].bytes, partial(load, target), partial(ahead, target))
-        for (file, index), target in zip(places, targets, strict=True)
-    )
-    return Portion(name, records, files)
-
-
-def _file_portions(
-    name: str, info: Mapping[str, TensorInfo], load: Callable[[str], Loaded], ahead: Callable[[str], None]
-) -> list[Portion]:
-    """Neighbouring tensors of one file; the file is closed when all of them are there."""
-    ordered = info if name.endswith(".pt") else file_order(info)
-    image = tensors_image(Path(name).stem, ordered) if name.endswith(".pt") else SafetensorsImage(ordered)
-    file = OutputFile(name, image)
-    groups: list[list[Record]] = [[]]
-    for index, (tensor, item) in enumerate(ordered.items()):
-        if sum(record.size for record in groups[-1]) >= _PORTION_BYTES:
-            groups.append([])
-        groups[-1].append(Record(file, index, item.bytes, partial(load, tensor), partial(ahead, tensor)))
-    return [Portion(f"{name}:{group[0].index}", tuple(group)) for group in groups]
-
-
-def _write(space: Workspace, items: Sequence[Sequence[Portion]], workers: int, count: _Counter) -> dict[str, Done]:
-    written: dict[str, Done] = {}
-
-    def finished(item: Sequence[Portion], done: dict[str, Done]) -> None:
-        written.update(done)
-        space.record(done)
-
-    work = Work[Sequence[Portion], dict[str, Done]](
-        do=lambda item, moved: Transfer(space.folder, moved).write(item, space.done),
-        settle=lambda item: sync(space.folder, item),
-    )
-    spread(work, items, workers, moved=count.add, finished=finished)
-    return written
-
-
-def _close(folder: Path, portions: Sequence[Portion], done: Mapping[str, Done]) -> None:
-    """Complete the files that several portions made."""
-    for file in {record.file.name: record.file for portion in portions for record in portion.records}.values():
-        records = tuple(r for portion in portions for r in portion.records if r.file.name == file.name)
-        whole = Portion(file.name, records, (file,))
-        crcs = [
-            crc for portion in portions if portion.records[0].file.name == file.name for crc in done[portion.key].crcs
-        ]
-        Transfer(folder, lambda size: None).close_files(whole, crcs)
-        sync(folder, [whole])
-
-
-def _sizes(portions: Iterable[Portion]) -> dict[str, int]:
-    return {name: file.image.size for portion in portions for name, file in portion.files.items()}
-
-
-def _identity(files: Iterable[Path]) -> list[tuple[str, int, int]]:
-    """By what a file is known to be the same; a checkpoint's files are not written to once they are there."""
-    return [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
 
 
 def _dtypes(infos: Iterable[Mapping[str, TensorInfo]]) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from trainium.checkpoint.assembly import read_ahead
 from trainium.checkpoint.statistics import largest_difference, same_bits
 from trainium.checkpoint.weights import Raw
 
@@ -53,6 +54,13 @@ class Rows:
     """A tensor in pieces that do not overlap and leave nothing out."""
 
     pieces: tuple[Piece, ...]
+
+    def ahead(self, start: int, stop: int) -> None:
+        """Have the disk begin to read those rows, copies included."""
+        for piece in self.pieces:
+            rows, _ = piece.place(start, stop)
+            for held in piece.held:
+                read_ahead(held.matrix[rows])
 
     def read(self, start: int, stop: int, buffer: Raw) -> Raw:
         """Those rows: a view of a file where one holds them all, else `buffer`, which has their shape."""

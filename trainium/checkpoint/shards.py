@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainium.checkpoint.archive import Archive, StoredTensor, TensorReference, open_archive, will_read
+from trainium.checkpoint.archive import Archive, StoredTensor, TensorReference, open_archive
 from trainium.checkpoint.archive_writer import (
     ArchiveImage,
     reference_info_image,
@@ -21,6 +21,7 @@ from trainium.checkpoint.errors import CheckpointError
 from trainium.checkpoint.formats import Form
 from trainium.checkpoint.image import write_image
 from trainium.checkpoint.paths import tensor_folder
+from trainium.checkpoint.readahead import read_ahead
 from trainium.checkpoint.weights import Raw, TensorInfo, Weights, byte_view, damaged
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def open_shard(path: Path, *, headers_only: bool = False) -> Weights:
         if isinstance(entry, StoredTensor):
             archive.ahead(entry)
         else:
-            will_read(tensor_folder(path) / f"tensor_{entry.tid}.pt")
+            read_ahead(tensor_folder(path) / f"tensor_{entry.tid}.pt")
 
     checked: set[str] = set()
 

@@ -6,16 +6,17 @@ from functools import lru_cache
 from pathlib import Path
 
 from trainium.checkpoint.architecture import Architecture
-from trainium.checkpoint.archive import will_open
 from trainium.checkpoint.errors import CheckpointError, LayoutError
 from trainium.checkpoint.layout import InstanceFamily, Layout, Qkv
 from trainium.checkpoint.paths import ShardFiles, find_shards, model_folder
 from trainium.checkpoint.placement import layer_of
+from trainium.checkpoint.readahead import read_ends_ahead
 from trainium.checkpoint.shards import open_shard
 from trainium.checkpoint.weights import Weights
 from trainium.text import some
 
 Read = Callable[[int, int], Weights]  # by tp rank and pp rank
+_LOOKED_AT = 1 << 16  # bytes at both ends of a shard, where its structure is
 _OPEN_FILES = 400  # a process may have 1024, and a shard can have one of its tensors open
 
 # How q, k and v are stored → the end of the name by which it is known, longer names first.
@@ -81,7 +82,7 @@ def read_layout(
 
 def rank_reader(shards: ShardFiles, *, headers_only: bool = False) -> Read:
     """Opens the shard of a (tp rank, pp rank) when it is first asked for; see `open_shard`."""
-    will_open(shards.files.values())
+    read_ends_ahead(shards.files.values(), _LOOKED_AT)
 
     @lru_cache(maxsize=_OPEN_FILES)
     def read(tp_rank: int, pp_rank: int) -> Weights:

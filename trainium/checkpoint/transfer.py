@@ -16,7 +16,8 @@ from trainium.files import sync_file
 Note = tuple[Any, ...]  # JSON values
 
 _OPEN_FILES = 64
-_FLUSH_BYTES = 1 << 23
+_FLUSH_BYTES = 1 << 23  # of one file
+_AHEAD_BYTES = 1 << 27  # asked of the disk before they are needed
 
 
 @dataclass(frozen=True)
@@ -33,9 +34,6 @@ class OutputFile:
 
     name: str
     image: Image
-
-
-_AHEAD_BYTES = 1 << 25  # asked of the disk before they are needed
 
 
 class Loaded(NamedTuple):
@@ -78,7 +76,7 @@ class Portion:
 
 
 class Transfer:
-    """One process's hands. `moved` is told bytes as they are written, or found to be there already."""
+    """One process's hands, closed at the end. `moved` is told bytes as they are written, or found to be there."""
 
     def __init__(self, folder: Path, moved: Callable[[int], None]) -> None:
         self._folder, self._moved = folder, moved
@@ -93,26 +91,27 @@ class Transfer:
         todo = [portion for portion in portions if portion.key not in found]
         crcs: dict[str, list[int]] = {portion.key: [] for portion in todo}
         notes: dict[str, list[Note]] = {portion.key: [] for portion in todo}
-        try:
-            for key, record in _looking_ahead(todo):
-                loaded = record.load()
-                crcs[key].append(self._write(record, loaded.blocks))
-                notes[key] += loaded.notes
-            for portion in todo:
-                self.close_files(portion, crcs[portion.key])
-        finally:
-            for handle, _ in self._open.values():
-                os.close(handle)
-            self._open.clear()
+        for key, record in _looking_ahead(todo):
+            loaded = record.load()
+            crcs[key].append(self._write(record, loaded.blocks))
+            notes[key] += loaded.notes
+        for portion in todo:
+            self.close_files(portion, crcs[portion.key])
         return found | {key: Done(tuple(crcs[key]), tuple(notes[key])) for key in crcs}
 
     def close_files(self, portion: Portion, crcs: Sequence[int]) -> None:
         """Write what is not tensors into the files that the portion closes."""
-        for name, offset, content in _frames(portion, crcs):
-            pwrite(self._handle(name), content, offset)
+        for file, offset, content in _frames(portion, crcs):
+            pwrite(self._handle(file), content, offset)
+
+    def close(self) -> None:
+        """Close what is open."""
+        for handle, _ in self._open.values():
+            os.close(handle)
+        self._open.clear()
 
     def _write(self, record: Record, blocks: Iterator[memoryview]) -> int:
-        handle, crc, offset = self._handle(record.file.name), 0, record.offset
+        handle, crc, offset = self._handle(record.file), 0, record.offset
         for block in blocks:
             crc = zlib.crc32(block, crc)
             pwrite(handle, block, offset)
@@ -126,25 +125,26 @@ class Transfer:
         return crc
 
     def _flush(self, name: str, written: int) -> None:
-        """Have the disk begin with what is there now, instead of standing idle until the final sync.
-
-        On Linux this advice starts writing dirty pages back; as it also lets go of pages that are on the disk already,
-        the memory is left to the input.
-        """
+        """Have the disk begin with what is there now, instead of standing idle until the final sync."""
         handle, since = self._open[name]
         self._open[name] = (handle, since + written)
         if since + written >= _FLUSH_BYTES:
-            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+            _write_back(handle)
             self._open[name] = (handle, 0)
 
-    def _handle(self, name: str) -> int:
+    def _handle(self, file: OutputFile) -> int:
+        name = file.name
         if name not in self._open:
             if len(self._open) >= _OPEN_FILES:
-                oldest = next(iter(self._open))
-                os.close(self._open.pop(oldest)[0])
+                oldest, _ = self._open.pop(next(iter(self._open)))
+                _write_back(oldest)
+                os.close(oldest)
             path = self._folder / name
             path.parent.mkdir(exist_ok=True)
-            self._open[name] = (os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644), 0)
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._open[name] = (handle, 0)
+            if os.fstat(handle).st_size > file.image.size:  # another version of this project began it
+                os.ftruncate(handle, file.image.size)
         return self._open[name][0]
 
     def _is_there(self, portion: Portion, done: Done) -> bool:
@@ -160,12 +160,19 @@ class Transfer:
                 self._moved(record.size)
             else:
                 # The frames too: this may be the file of a later attempt than the one that got to the end of it.
-                if all(_has(self._folder / name, at, part) for name, at, part in _frames(portion, done.crcs)):
+                if all(_has(self._folder / file.name, at, part) for file, at, part in _frames(portion, done.crcs)):
                     return True
         except OSError:  # the file is gone
             pass
         self._moved(-seen)
         return False
+
+
+def _write_back(handle: int) -> None:
+    """On Linux this advice starts writing dirty pages to the disk; as it also lets go of those that are there already,
+    the memory is left to the input.
+    """
+    os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _looking_ahead(portions: Sequence[Portion]) -> Iterator[tuple[str, Record]]:
@@ -182,12 +189,12 @@ def _looking_ahead(portions: Sequence[Portion]) -> Iterator[tuple[str, Record]]:
         yield order[at]
 
 
-def _frames(portion: Portion, crcs: Sequence[int]) -> Iterator[tuple[str, int, bytes]]:
+def _frames(portion: Portion, crcs: Sequence[int]) -> Iterator[tuple[OutputFile, int, bytes]]:
     """(file, offset, bytes) of what is neither tensor nor header in the files that a portion closes."""
     by_place = {(r.file.name, r.index): crc for r, crc in zip(portion.records, crcs, strict=True)}
     for file in portion.closes:
         for offset, content in file.image.frame([by_place[file.name, i] for i in range(len(file.image.offsets))]):
-            yield file.name, offset, content
+            yield file, offset, content
 
 
 def _has(path: Path, offset: int, content: bytes) -> bool:
