@@ -19,42 +19,43 @@ TP, COPIES = 32, 4
 State = dict[str, Tensor]
 
 
-def order(heads: int, kv_heads: int) -> list[int]:
-    """The query heads in the order of the ranks."""
-    per_rank = heads // TP
-    starts = [(rank % kv_heads) * (TP // kv_heads) + rank // kv_heads for rank in range(TP)]
-    return [start * per_rank + head for start in starts for head in range(per_rank)]
+def shuffled(groups: Tensor, kv_heads: int) -> Tensor:
+    """The query heads of each rank, (ranks, heads per rank, ...), in the order of the ranks."""
+    every = torch.arange(kv_heads) * TP // kv_heads
+    return torch.cat([groups[every + first] for first in range(TP // kv_heads)])
 
 
 def to_nxd(hf: Path, out: Path) -> None:
     config = json.loads((hf / "config.json").read_text())
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
-    dim = config["hidden_size"] // heads
+    by_rank = (TP, heads // TP, config["hidden_size"] // heads, -1)
     state = AutoModelForCausalLM.from_pretrained(hf).state_dict()
     (out / "model").mkdir(parents=True)
     for rank in range(TP):
         shard: State = {}
         for name, tensor in state.items():
             if name.endswith("q_proj.weight"):
-                shuffled = tensor.reshape(heads, dim, -1)[order(heads, kv_heads)].reshape(heads * dim, -1)
-                shard[name] = shuffled.chunk(TP)[rank].clone()
+                shard[name] = shuffled(tensor.reshape(by_rank), kv_heads)[rank].reshape(-1, tensor.shape[1]).clone()
             elif name.endswith("o_proj.weight"):
-                shuffled = tensor.T.reshape(heads, dim, -1)[order(heads, kv_heads)].reshape(heads * dim, -1)
-                shard[name] = shuffled.chunk(TP)[rank].clone().T  # saved with its strides, as by the reference
+                columns = shuffled(tensor.T.reshape(by_rank), kv_heads)[rank]
+                shard[name] = columns.reshape(-1, len(tensor)).T.clone()  # saved with its strides, as by the reference
             elif name.endswith(("k_proj.weight", "v_proj.weight")):
-                shard[name] = tensor.repeat(COPIES, 1).chunk(TP)[rank].clone()
+                shard[name] = tensor.repeat(COPIES, 1).chunk(TP)[rank].clone().clone()
+            elif name.endswith(("gate_proj.weight", "up_proj.weight")):
+                part, both = tensor.chunk(TP)[rank].clone(), name.replace("gate_proj", "gate_up_proj")
+                both = both.replace(".up_proj", ".gate_up_proj")
+                shard[both] = torch.cat([shard[both], part]).clone() if both in shard else part.clone()
             elif name.endswith("down_proj.weight"):
                 shard[name] = tensor.chunk(TP, 1)[rank].clone()
             elif "norm" in name:
-                shard[name] = tensor.clone()
+                shard[name] = tensor
             else:
                 shard[name] = tensor.chunk(TP)[rank].clone()
         for layer in range(config["num_hidden_layers"]):
-            mlp, attention = f"model.layers.{layer}.mlp.", f"model.layers.{layer}.self_attn."
-            parts = [shard.pop(f"{mlp}{part}_proj.weight") for part in ("gate", "up")]
-            shard[f"{mlp}gate_up_proj.weight"] = torch.cat(parts)
-            parts = [shard.pop(f"{attention}{part}_proj.weight") for part in "qkv"]
-            shard[f"{attention}qkv_proj.weight_qkv"] = torch.cat(parts)
+            attention = f"model.layers.{layer}.self_attn."
+            shard[f"{attention}qkv_proj.weight_qkv"] = torch.cat(
+                [shard.pop(f"{attention}{part}_proj.weight") for part in "qkv"]
+            )
         torch.save(shard, out / "model" / f"dp_rank_00_tp_rank_{rank:02d}_pp_rank_00.pt")
 
 
@@ -62,32 +63,42 @@ def to_hf(nxd: Path, out: Path) -> None:
     config = json.loads((nxd / "config.json").read_text())
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     dim = config["hidden_size"] // heads
-    shards = [torch.load(nxd / "model" / f"dp_rank_00_tp_rank_{rank:02d}_pp_rank_00.pt") for rank in range(TP)]
-    back = torch.tensor(order(heads, kv_heads)).argsort()
+    parts: dict[str, list[Tensor]] = {}
+    for rank in range(TP):
+        for name, tensor in torch.load(nxd / "model" / f"dp_rank_00_tp_rank_{rank:02d}_pp_rank_00.pt").items():
+            if name.endswith("weight_qkv"):
+                for part, held in zip("qkv", tensor.split([heads // TP * dim, dim, dim]), strict=True):
+                    parts.setdefault(name.replace("qkv_proj.weight_qkv", f"{part}_proj.weight"), []).append(held)
+            elif name.endswith("gate_up_proj.weight"):
+                for part, half in zip(("gate", "up"), tensor.chunk(2), strict=True):
+                    parts.setdefault(name.replace("gate_up", part), []).append(torch.cat([half.clone()]))
+            elif name.endswith("down_proj.weight"):
+                parts.setdefault(name, []).append(torch.cat([tensor]).clone())
+            else:
+                parts.setdefault(name, []).append(tensor)
     state: State = {}
-    for name in shards[0]:
-        parts = [shard[name] for shard in shards]
-        if name.endswith("weight_qkv"):
-            prefix = name.removesuffix("qkv_proj.weight_qkv")
-            split = [part.split([heads // TP * dim, dim, dim]) for part in parts]
-            queries = torch.cat([q for q, _, _ in split]).reshape(heads, dim, -1)[back]
-            state[f"{prefix}q_proj.weight"] = queries.reshape(heads * dim, -1).clone()
-            state[f"{prefix}k_proj.weight"] = torch.cat([k for _, k, _ in split])[: kv_heads * dim].clone()
-            state[f"{prefix}v_proj.weight"] = torch.cat([v for _, _, v in split])[: kv_heads * dim].clone()
-        elif name.endswith("gate_up_proj.weight"):
-            for half, part in enumerate(("gate", "up")):
-                state[name.replace("gate_up", part)] = torch.cat([gate_up.chunk(2)[half] for gate_up in parts])
+    for name, held in parts.items():
+        if name.endswith("q_proj.weight"):
+            state[name] = in_order(torch.cat(held), kv_heads, dim).clone()
         elif name.endswith("o_proj.weight"):
-            columns = torch.cat(parts, 1).T.reshape(heads, dim, -1)[back]
-            state[name] = columns.reshape(heads * dim, -1).T.contiguous()
-        elif name.endswith("down_proj.weight"):
-            state[name] = torch.cat(parts, 1)
+            state[name] = in_order(torch.cat(held, 1).T, kv_heads, dim).T.clone()
+        elif name.endswith(("k_proj.weight", "v_proj.weight")):
+            state[name] = torch.cat(held).chunk(COPIES)[0].clone()
         elif "norm" in name:
-            state[name] = parts[0].clone()
+            state[name] = held[0]
+        elif name.endswith(("gate_proj.weight", "up_proj.weight")):
+            state[name] = torch.cat(held)
         else:
-            state[name] = torch.cat(parts)
+            state[name] = torch.cat(held, 1 if name.endswith("down_proj.weight") else 0)
     out.mkdir(parents=True)
     torch.save(state, out / "checkpoint.pt")
+
+
+def in_order(rows: Tensor, kv_heads: int, dim: int) -> Tensor:
+    """`shuffled` undone, for the rows of all ranks."""
+    groups = rows.reshape(TP, len(rows) // TP // dim, dim, -1)
+    every = torch.arange(TP // kv_heads) * kv_heads
+    return torch.cat([groups[every + head].reshape(-1, groups.shape[-1]) for head in range(kv_heads)])
 
 
 if __name__ == "__main__":

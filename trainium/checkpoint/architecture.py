@@ -47,8 +47,8 @@ REFUSED: Mapping[str, str] = {
     "gemma2": "it has four norms per layer and soft-capped logits",
     "gemma3": "it has four norms per layer and normalizes queries and keys",
     "gemma3_text": "it has four norms per layer and normalizes queries and keys",
-    "mixtral": "it has experts, and nobody could check here how the upstream engine stacks them; use that engine "
-    "itself, NxDT's examples/checkpoint_converter_scripts/hf_nxdt_mixtral_ckpt_converter.py",
+    "mixtral": "it has experts, and nobody could check here how NxDT stacks them; `trainium convert` hands it to the "
+    "upstream engine, NxDT's examples/checkpoint_converter_scripts/hf_nxdt_mixtral_ckpt_converter.py",
     "phi3": "its checkpoint stores q, k, v and gate, up as single tensors",
     "smollm3": "some of its layers have no rotary embedding",
 }

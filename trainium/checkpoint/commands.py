@@ -37,6 +37,10 @@ ReportOption = Annotated[Path | None, typer.Option("--report", metavar="FILE.jso
 WorkersOption = Annotated[
     int | None, typer.Option("--workers", metavar="N", min=1, help="Processes; default: all cores there are.")
 ]
+ExamplesOption = Annotated[
+    Path | None,
+    typer.Option("--examples", metavar="DIR", help="NxDT's examples folder; for a Mixtral, which its converter does."),
+]
 CheckpointArgument = Annotated[
     Path, typer.Argument(metavar="CHECKPOINT", help="The folder that holds model/, or that folder itself.")
 ]
@@ -64,12 +68,19 @@ def to_nxd(
     ] = None,
     verify: VerifyOption = False,
     report: ReportOption = None,
+    examples: ExamplesOption = None,
 ) -> None:
     """Hugging Face folder → NxD shards, as the trainer reads them."""
     if verify and share:
         raise CheckpointError("--verify looks at all ranks; give it to the call without --share that comes last")
-    layout = _layout(hf_dir, tp, pp, kv_replicator, qkv, virtual_pp, instance_family)
     read_first_ahead(sorted(hf_dir.glob("*.safetensors")), _AT_ONCE)
+    from trainium.model import mixtral
+
+    if mixtral.asked_for(hf_dir, examples, dtype=dtype, share=share, verify=verify, report=report, workers=workers):
+        upstream = mixtral.layout(tp, pp, kv_replicator, qkv, virtual_pp, instance_family)
+        mixtral.to_nxd(hf_dir, out, upstream, examples, form=form)
+        return
+    layout = _layout(hf_dir, tp, pp, kv_replicator, qkv, virtual_pp, instance_family)
     keep_heap_small()
     from trainium.checkpoint import convert
     from trainium.checkpoint.workers import available_cores
@@ -111,11 +122,21 @@ def to_hf(
     workers: WorkersOption = None,
     verify: VerifyOption = False,
     report: ReportOption = None,
+    examples: ExamplesOption = None,
 ) -> None:
     """NxD checkpoint → Hugging Face folder. The layout is read from the checkpoint; what is given is checked."""
     shards = [*checkpoint.glob("model/*.pt"), *checkpoint.glob("*.pt")]
     for shard in shards:
         read_ahead(shard, _AT_ONCE // len(shards))
+    from trainium.model import mixtral
+
+    ours = {"dtype": dtype, "verify": verify, "report": report, "allow_differing_copies": allow_differing_copies}
+    if mixtral.asked_for(config, examples, workers=workers, **ours):
+        upstream = mixtral.layout(tp, pp, kv_replicator, qkv, virtual_pp, instance_family)
+        mixtral.to_hf(
+            checkpoint, out, config, upstream, examples, max_shard_bytes=max_shard_bytes, single_file=single_file
+        )
+        return
     from trainium.checkpoint.huggingface import read_config
     from trainium.checkpoint.stored_layout import GivenLayout, read_layout
 

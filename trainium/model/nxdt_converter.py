@@ -79,7 +79,7 @@ def converter_argv(
         *virtual,
         *("--n_layers", str(arch.layers)),
         *("--kv_size_multiplier", str(layout.kv_replicator)),
-        *_qkv_flags(layout, direction),
+        *qkv_flags(layout, direction),
         f"--{direction}",
     )
 
@@ -146,7 +146,7 @@ def prepare(base: Path, out: Path) -> int:
     return len(sources)
 
 
-def _qkv_flags(layout: Layout, direction: Direction) -> tuple[str, ...]:
+def qkv_flags(layout: Layout, direction: Direction) -> tuple[str, ...]:
     """Flags that are on. One that is off is left out: argparse reads `--flag False` as True (`type=bool`)."""
     match layout.qkv:
         case "fused":
