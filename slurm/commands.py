@@ -172,6 +172,7 @@ def parse_accounting(stdout: str) -> list[AccountingRow]:
             continue
         job_id, state, code, derived, nodes, submitted, started, ended, name = fields
         exit_code, number = _code(code)
+        by = re.fullmatch(r"CANCELLED by ([0-9]+)", state.strip())
         rows.append(
             AccountingRow(
                 job_id=job_id,
@@ -184,6 +185,7 @@ def parse_accounting(stdout: str) -> list[AccountingRow]:
                 submitted=parse_time(submitted),
                 started=parse_time(started),
                 ended=parse_time(ended),
+                cancelled_by=by[1] if by else "",
             )
         )
     return rows

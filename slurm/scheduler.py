@@ -27,7 +27,10 @@ class QueueRow:
 
 @dataclass(frozen=True)
 class AccountingRow:
-    """What accounting shows of one job. sacct masks exit codes with 0x7f: 255 is shown as 127."""
+    """What accounting shows of one job. sacct masks exit codes with 0x7f: 255 is shown as 127.
+
+    `cancelled_by`: the user id behind `CANCELLED by 1000`; empty where nobody cancelled it.
+    """
 
     job_id: str
     state: JobState
@@ -39,6 +42,7 @@ class AccountingRow:
     submitted: datetime | None
     started: datetime | None
     ended: datetime | None
+    cancelled_by: str = ""
 
 
 @dataclass(frozen=True)

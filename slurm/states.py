@@ -83,12 +83,15 @@ _SHORT = {
 
 
 def parse_state(text: str) -> JobState:
-    """The state in what squeue or sacct printed, long or short, also `CANCELLED by 1000` and a truncating `+`.
+    """The state in what squeue or sacct printed, long or short, also `CANCELLED by 1000` and a cut `OUT_OF_ME+`.
 
     A name that is in no table gives UNKNOWN and a warning: it is neither waited on silently nor taken for an end.
     """
     words = text.split()
     word = words[0].rstrip("+").upper() if words else ""
+    if words and words[0].endswith("+") and word not in JobState.__members__:
+        starts = [name for name in JobState.__members__ if name.startswith(word)]
+        word = starts[0] if len(starts) == 1 else word
     if word in _SHORT:
         return _SHORT[word]
     if word in JobState.__members__ and word != "UNKNOWN":

@@ -258,3 +258,26 @@ def test_jobs_find_slurms_commands_where_the_submitter_does(tmp_path: Path, monk
     assert f"PATH=$PATH:{tmp_path}\n" in SlurmScheduler().render(spec, JobFolder("/r"), "n")
     monkeypatch.setenv("PATH", "")
     assert "PATH=$PATH:" not in SlurmScheduler().render(spec, JobFolder("/r"), "n")
+
+
+@pytest.mark.parametrize(
+    ("state", "parsed", "by"),
+    [
+        ("CANCELLED by 1000", JobState.CANCELLED, "1000"),
+        ("CANCELLED", JobState.CANCELLED, ""),
+        ("TIMEOUT", JobState.TIMEOUT, ""),
+    ],
+)
+def test_accounting_says_who_cancelled(state: str, parsed: JobState, by: str) -> None:
+    """A controller that lost its state leaves CANCELLED behind, by nobody."""
+    at = "2030-01-01T12:00:00"
+    canned = Canned(sacct=ok("banner", sacct_line("26", state, "0:0", "0:0", "n1", at, at, at, "x")))
+    rows = SlurmScheduler(runner=canned).accounting(["26"], NOW)
+    assert rows is not None
+    assert (rows["26"].state, rows["26"].cancelled_by) == (parsed, by)
+
+
+def test_banner_lines_are_no_jobs() -> None:
+    """Sites print a greeting, federations and -M a line per cluster."""
+    canned = Canned(squeue=ok("CLUSTER: lab", "*** maintenance on Friday 26 RUNNING ***", "", RUNNING))
+    assert set(SlurmScheduler(runner=canned).queue(["26"])) == {"26"}

@@ -1,3 +1,5 @@
+"""Slurm's states and reasons in words."""
+
 import logging
 
 import pytest
@@ -26,6 +28,8 @@ def test_every_state_is_either_live_or_final(state: JobState) -> None:
         ("OOM", JobState.OUT_OF_MEMORY),
         ("CANCELLED by 1000", JobState.CANCELLED),
         ("CANCELLED+", JobState.CANCELLED),
+        ("OUT_OF_ME+", JobState.OUT_OF_MEMORY),
+        ("CONFIGURI+", JobState.CONFIGURING),
         ("completed", JobState.COMPLETED),
     ],
 )
@@ -38,7 +42,7 @@ def test_booting_nodes_are_a_normal_wait() -> None:
     assert not JobState.CONFIGURING.is_final
 
 
-@pytest.mark.parametrize("text", ["TELEPORTING", "", "UNKNOWN", "XY"])
+@pytest.mark.parametrize("text", ["TELEPORTING", "", "UNKNOWN", "XY", "RE+", "+"])
 def test_an_unknown_state_is_unknown_and_loud(text: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         state = parse_state(text)
@@ -59,6 +63,36 @@ def test_an_unknown_state_is_unknown_and_loud(text: str, caplog: pytest.LogCaptu
         ("QOSGrpNodeLimit", "QOS", False),
         ("AssocGrpCpuLimit", "association", False),
         ("AssocMaxJobsLimit", "association", False),
+        ("QOSMaxJobsPerUserLimit", "QOS", False),
+        ("QOSGrpCPUMinutesLimit", "QOS", False),
+        ("QOSMaxWallDurationPerJobLimit", "one job alone", True),
+        ("QOSMaxCpuPerJobLimit", "one job alone", True),
+        ("QOSMaxGRESPerNode", "one job alone", True),
+        ("QOSMaxNodePerUserLimit", "QOS", False),
+        ("QOSMinCpuNotSatisfied", "one job alone", True),
+        ("QOSNotAllowed", "may not be used", True),
+        ("InvalidQOS", "may not be used", True),
+        ("InvalidAccount", "may not be used", True),
+        ("AccountNotAllowed", "may not be used", True),
+        ("AssocMaxNodePerJobLimit", "one job alone", True),
+        ("AssocGrpNodeLimit", "association", False),
+        ("AssociationJobLimit", "association", False),
+        ("MaxJobsPerAccount", "association", False),
+        ("MaxMemPerLimit", "one job alone", True),
+        ("PartitionConfig", "does not allow", True),
+        ("PartitionInactive", "partition", False),
+        (
+            "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions",
+            "drained",
+            False,
+        ),
+        ("ReqNodeNotAvail(Unavailable:n1)", "node", False),
+        ("(launch failed requeued held)", "failed", True),
+        ("launch_failed_requeued_held", "failed", True),
+        ("JobHoldMaxRequeue", "failed", True),
+        ("BadConstraints", "no node has", True),
+        ("Licenses", "licences", False),
+        ("Prolog", "prolog", False),
         ("PartitionNodeLimit", "nodes", True),
         ("PartitionTimeLimit", "time limit", True),
         ("PartitionDown", "partition", False),
