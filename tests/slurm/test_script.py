@@ -261,6 +261,16 @@ def test_a_requeued_job_moves_the_older_exit_file_aside(folder: JobFolder) -> No
     assert record(folder.path / "exit.before-1.json")["code"] == 3
 
 
+def test_the_log_shows_where_a_later_start_begins(folder: JobFolder) -> None:
+    """It is appended to, and what ended an earlier start must not explain this one."""
+    run = Run(folder, bash("true"))
+    run.end()
+    assert "job script: start" not in run.log
+    again = Run(folder, bash("exit 4"), SLURM_RESTART_COUNT="2")
+    job_id = again.end().job_id
+    assert f"job script: start 2 of job {job_id}\n" in again.log
+
+
 def test_records_are_json_whatever_the_values(folder: JobFolder) -> None:
     nasty = 'a"b\\c\nd\x01é$(id)'
     run = Run(folder, spec("true"), SLURM_JOB_NODELIST=nasty, SLURM_RESTART_COUNT="a[$(id)]", HOSTNAME=nasty)

@@ -62,6 +62,8 @@ rm -f -- "$job_folder/code$task.tmp"
 if [ -e "$job_folder/exit$task.json" ]; then # of an earlier start of this job: it was requeued
     mv -f -- "$job_folder/exit$task.json" "$job_folder/exit$task.before-$(number "${SLURM_RESTART_COUNT:-}").json"
 fi
+# The log goes on where an earlier start was ended, last words of slurmstepd included.
+[ "${SLURM_RESTART_COUNT:-0}" = 0 ] || say "start $(number "$SLURM_RESTART_COUNT") of job ${SLURM_JOB_ID:-}"
 { identity && printf ', "started": "%s"}\n' "$started"; } | publish "$job_folder/start$task.json"
 
 if [ -z "$received" ]; then
