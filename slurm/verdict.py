@@ -4,17 +4,24 @@ There are three witnesses. The exit file is the truth about the payload, but it 
 may be requeued after it. The queue is the truth about whether the job lives, and shows an ended job for some minutes
 (MinJobAge). Accounting may not exist, lags, and shows final-looking states that are none for up to 13 seconds. So an
 end counts when the exit file and the queue agree, or when two looks some time apart do; until then the job is UNKNOWN
-or what it last was, never a success or a failure.
+or what it last was, never a success or a failure. The end of the log explains ends and never makes one.
 """
 
-import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 
+from slurm import ending
+from slurm.ending import Cause, Clues, Ending
 from slurm.folder import ExitRecord, StartRecord
+from slurm.markers import LogMarker
 from slurm.scheduler import AccountingRow, QueueRow, Timing
 from slurm.states import JobState
+
+# A job's name is unique; the time only catches one that was used again, so clocks may be far apart.
+_SKEW = timedelta(minutes=10)
+
+Witness = ExitRecord | QueueRow | AccountingRow | None
 
 
 @dataclass(frozen=True)
@@ -33,7 +40,8 @@ class JobStatus:
 class Outcome:
     """How a job ended. `exit_code` is the shell's (128 + n after signal n), None where nobody knows it.
 
-    `signal` is what the job script received or died of; `by_us`: ended because this project cancelled it.
+    `signal` is what the job script received or died of; `by_us`: ended because this project cancelled it. `state` is
+    Slurm's word, `cause` what is behind it.
     """
 
     job_id: str
@@ -46,6 +54,7 @@ class Outcome:
     ended: datetime | None
     by_us: bool
     detail: str
+    cause: Cause
 
     @property
     def succeeded(self) -> bool:
@@ -64,12 +73,17 @@ class Standing(StrEnum):
 class Observations:
     """What is known of one job. `row` is its row in the last answered queue query, made at `queue_at` (None: none yet).
 
-    `last_row` is the last row ever seen. `claim` and `claim_at` are those of the previous verdict.
+    `name` and `submitted` are those of its job record: rows of another job that has its id by now are left out (an
+    empty name fits every row). `last_row` is the last row ever seen. `marker` is the end of its log. `claim` and
+    `claim_at` are those of the previous verdict.
     """
 
     job_id: str
+    name: str = ""
+    submitted: datetime | None = None
     exit: ExitRecord | None = None
     start: StartRecord | None = None
+    marker: LogMarker | None = None
     reachable: bool = True
     queue_at: datetime | None = None
     row: QueueRow | None = None
@@ -99,6 +113,8 @@ class Verdict:
 
 def judge(seen: Observations, timing: Timing) -> Verdict:
     """Merge the witnesses; see the table in tests/slurm/test_verdict.py."""
+    taken = _is_foreign(seen, seen.row)
+    seen = _own(seen)
     last = seen.row or seen.last_row
     if seen.queue_at is None or not seen.reachable:
         note = "" if seen.reachable else "the scheduler does not answer; the job goes on unwatched"
@@ -106,156 +122,143 @@ def judge(seen: Observations, timing: Timing) -> Verdict:
         return Verdict(standing=Standing.LIVE, state=shown, note=note, claim=seen.claim, claim_at=seen.claim_at)
     record = matching_exit(seen)
     if seen.row and not seen.row.state.is_final:
-        ending = record is not None and not seen.row.state.is_waiting
-        return Verdict(standing=Standing.LIVE, state=JobState.COMPLETING if ending else seen.row.state)
+        ends = record is not None and not seen.row.state.is_waiting
+        return Verdict(standing=Standing.LIVE, state=JobState.COMPLETING if ends else seen.row.state)
     final = last if last and last.state.is_final else None
-    if record and not (final and final.state.may_be_requeued):
-        return _final(_from_exit(seen, record, final))
+    if record:
+        return _with_exit_file(seen, record, final, seen.queue_at, timing)
     if final:
-        claim = f"queue {final.state} {final.restarts}"
-        return _settle(seen, claim, seen.queue_at, timing.confirm, _from_queue(seen, final, record))
-    account = seen.accounting
-    if account and account.state.is_final and seen.accounting_at:
-        claim = f"accounting {account.state} {account.exit_code}:{account.signal}"
-        verdict = _settle(seen, claim, seen.accounting_at, timing.confirm, _from_accounting(seen, account))
-    else:
-        verdict = _settle(seen, "absent", seen.queue_at, timing.lost, _lost(seen, account))
-    return verdict
+        end = ending.by_queue(final, _account(seen), _clues(seen))
+        # A script that ended well may have had a failing step, and nobody else saw it.
+        ask = final.state is JobState.COMPLETED
+        return _settle(seen, _queued(final), seen.queue_at, timing.confirm, end, final, ask=ask)
+    return _gone(seen, seen.queue_at, timing, taken=taken)
+
+
+def _with_exit_file(
+    seen: Observations, record: ExitRecord, final: QueueRow | None, looked: datetime, timing: Timing
+) -> Verdict:
+    """The payload has ended and the queue does not show the job as live."""
+    clues = _clues(seen, ran=True)
+    if final:
+        end = ending.by_exit_file(record, final, clues)
+        if final.state.may_be_requeued:
+            return _settle(seen, _queued(final), looked, timing.confirm, end, record)
+        return _final(seen, end, record)
+    told = record.signal in ending.ENDING_SIGNALS or record.code - 128 in ending.ENDING_SIGNALS
+    if not told or _is_explained(seen):
+        return _final(seen, ending.by_exit_file(record, None, clues), record)
+    # Somebody ended it, and only accounting can still say who. It says FAILED of whatever it does not understand.
+    account = _account(seen)
+    end = ending.by_exit_file(record, account, clues)
+    if account and account.state is not JobState.FAILED:
+        return _final(seen, end, record)
+    return _settle(seen, "exit file", looked, max(timing.accounting, timing.confirm), end, record, ask=True)
+
+
+def _gone(seen: Observations, looked: datetime, timing: Timing, *, taken: bool) -> Verdict:
+    """Not in the queue and without an exit file: accounting has the word, or nobody."""
+    account, clues = _account(seen), _clues(seen)
+    if account and seen.accounting_at:
+        codes = f"{account.exit_code}:{account.signal}"
+        # For seconds after an outage of its own, accounting shows FAILED 0:0 for whatever ended meanwhile.
+        empty = account.state is JobState.FAILED and codes == "0:0" and not account.derived_exit_code
+        apart = max(timing.lost, timing.confirm) if empty else timing.confirm
+        end = ending.by_accounting(account, clues)
+        return _settle(seen, f"accounting {account.state} {codes}", seen.accounting_at, apart, end, account, ask=True)
+    told = "accounting does not know it or does not exist"
+    if seen.accounting:
+        told = f"accounting still says {seen.accounting.state}"
+    if taken:
+        told = "its id belongs to another job now"
+    # An explained end is only confirmed; for any other the exit file may still be on its way.
+    apart = timing.confirm if _is_explained(seen) else max(timing.lost, timing.confirm)
+    return _settle(seen, "absent", looked, apart, ending.lost(told, clues), seen.last_row, ask=True)
 
 
 def matching_exit(seen: Observations) -> ExitRecord | None:
     """The exit file, if it is of this job and of its latest start."""
     record = seen.exit
-    restarts = max(row.restarts for row in (seen.row, seen.last_row) if row) if seen.row or seen.last_row else 0
-    if seen.start and seen.start.job_id == seen.job_id:
-        restarts = max(restarts, seen.start.restart_count)
-    if record is None or record.job_id != seen.job_id or record.restart_count < restarts:
+    if record is None or record.job_id != seen.job_id or record.restart_count < _restarts(_own(seen)):
         return None
     return record
 
 
-def _final(outcome: Outcome) -> Verdict:
-    return Verdict(standing=Standing.FINAL, state=outcome.state, outcome=outcome)
+def _own(seen: Observations) -> Observations:
+    """Without what Slurm says of another job: ids start again at 1 when the controller loses its state."""
+    return replace(
+        seen,
+        row=None if _is_foreign(seen, seen.row) else seen.row,
+        last_row=None if _is_foreign(seen, seen.last_row) else seen.last_row,
+        accounting=None if _is_foreign(seen, seen.accounting) else seen.accounting,
+    )
 
 
-def _settle(seen: Observations, claim: str, looked: datetime, apart: float, outcome: Outcome) -> Verdict:
+def _is_foreign(seen: Observations, row: QueueRow | AccountingRow | None) -> bool:
+    if row is None:
+        return False
+    older = bool(seen.submitted and row.submitted and row.submitted < seen.submitted - _SKEW)
+    return older or bool(seen.name and row.name != seen.name)
+
+
+def _account(seen: Observations) -> AccountingRow | None:
+    return seen.accounting if seen.accounting and seen.accounting.state.is_final else None
+
+
+def _is_explained(seen: Observations) -> bool:
+    """Whether the end was asked for by us, or slurmstepd wrote down one after which no job is put back."""
+    return seen.cancel_requested or (seen.marker is not None and seen.marker.kind.is_conclusive)
+
+
+def _restarts(seen: Observations) -> int:
+    """How often the job is known to have been put back into the queue, without the exit file's word."""
+    counts = [row.restarts for row in (seen.row, seen.last_row) if row]
+    if seen.start and seen.start.job_id == seen.job_id:
+        counts.append(seen.start.restart_count)
+    return max(counts, default=0)
+
+
+def _clues(seen: Observations, *, ran: bool = False) -> Clues:
+    start = seen.start
+    ran = ran or (start is not None and start.job_id == seen.job_id and start.restart_count >= _restarts(seen))
+    return Clues(cancel_requested=seen.cancel_requested, script_ran=ran, marker=seen.marker)
+
+
+def _queued(row: QueueRow) -> str:
+    return f"queue {row.state} {row.restarts}"
+
+
+def _settle(
+    seen: Observations, claim: str, looked: datetime, apart: float, end: Ending, witness: Witness, *, ask: bool = False
+) -> Verdict:
+    """Final once this claim has stood for `apart` seconds between two looks."""
     since = seen.claim_at if claim == seen.claim and seen.claim_at else looked
     if looked - since >= timedelta(seconds=apart):
-        return _final(outcome)
-    unknown = claim.startswith(("absent", "accounting"))
-    return Verdict(
-        standing=Standing.SETTLING,
-        state=JobState.UNKNOWN if unknown else JobState.COMPLETING,
-        claim=claim,
-        claim_at=since,
-        ask_accounting=unknown,
-        note="not in the queue any more and no exit file yet" if unknown else "ended by the queue, being confirmed",
+        return replace(_final(seen, end, witness), claim=claim, claim_at=since)
+    state, note = JobState.UNKNOWN, "not in the queue any more and no exit file yet"
+    if claim.startswith("queue"):
+        state, note = JobState.COMPLETING, "ended by the queue, being confirmed"
+    elif isinstance(witness, ExitRecord):
+        state, note = JobState.COMPLETING, "told to end and not in the queue any more; looking for who ended it"
+    return Verdict(standing=Standing.SETTLING, state=state, claim=claim, claim_at=since, ask_accounting=ask, note=note)
+
+
+def _final(seen: Observations, end: Ending, witness: Witness) -> Verdict:
+    start = seen.start if seen.start and seen.start.job_id == seen.job_id else None
+    started, ended = start.started if start else None, None
+    if isinstance(witness, ExitRecord | AccountingRow):
+        started, ended = witness.started, witness.ended
+    outcome = Outcome(
+        job_id=seen.job_id,
+        state=end.state,
+        exit_code=end.code,
+        signal=end.signal,
+        restarts=max(_restarts(seen), witness.restart_count if isinstance(witness, ExitRecord) else 0),
+        nodes=(witness.nodes if witness else "") or (start.nodes if start else ""),
+        started=started,
+        ended=ended,
+        by_us=end.cause is Cause.CANCELLED_BY_US,
+        detail=end.detail,
+        cause=end.cause,
     )
-
-
-def _from_exit(seen: Observations, record: ExitRecord, final: QueueRow | None) -> Outcome:
-    number = record.signal or (record.code - 128 if 128 < record.code <= 192 else None)
-    told_to_end = record.signal in _ENDING
-    state: JobState
-    if final is not None and final.state not in (JobState.COMPLETED, JobState.FAILED):
-        state = final.state
-    elif record.code == 0 and (final is None or final.state is JobState.COMPLETED):
-        state = JobState.COMPLETED
-    else:
-        state = JobState.CANCELLED if number in _ENDING and seen.cancel_requested else JobState.FAILED
-    if record.code == 0 and state is not JobState.COMPLETED:
-        detail = f"{_ENDS.get(state, str(state))}, although the payload ended with code 0"
-    elif state in _ENDS:
-        detail = _ENDS[state]
-    elif told_to_end:
-        detail = (
-            "told to end by a signal: cancelled from outside, time limit or preemption; the queue does not say which"
-        )
-    else:
-        detail = _code_text(record.code, number)
-    return _outcome(seen, state, record.code, number, record.nodes, record.started, record.ended, detail)
-
-
-def _from_queue(seen: Observations, row: QueueRow, record: ExitRecord | None) -> Outcome:
-    if record:
-        return _from_exit(seen, record, row)
-    code, number = _wait_status(row.exit_status)
-    if code == 0 and row.state is not JobState.COMPLETED:
-        code = None  # it never ran, or did not end by itself
-    if row.reason == "JobLaunchFailure" or (row.state is JobState.FAILED and number == 53):
-        detail = "Slurm could not start the script: is the job folder there and writable on the nodes?"
-    else:
-        detail = _ENDS.get(row.state) or _code_text(code, number)
-    started = seen.start.started if seen.start and seen.start.job_id == seen.job_id else None
-    return _outcome(seen, row.state, code, number, row.nodes, started, None, f"{detail}; the script left no exit file")
-
-
-def _from_accounting(seen: Observations, row: AccountingRow) -> Outcome:
-    state, detail = row.state, _ENDS.get(row.state) or _code_text(row.exit_code, row.signal or None)
-    if state is JobState.COMPLETED and row.derived_exit_code:
-        state, detail = JobState.FAILED, f"a step of the job ended with code {row.derived_exit_code}"
-    code: int | None = 128 + row.signal if row.signal else row.exit_code
-    if code == 0 and state is not JobState.COMPLETED:
-        code = row.derived_exit_code or None
-    detail += "; by accounting, the script left no exit file"
-    return _outcome(seen, state, code, row.signal or None, row.nodes, row.started, row.ended, detail)
-
-
-def _lost(seen: Observations, account: AccountingRow | None) -> Outcome:
-    told = f"accounting still says {account.state}" if account else "accounting does not know it or does not exist"
-    detail = f"the job is lost: not in the queue, no exit file, and {told}; its node or the scheduler's memory was lost"
-    last = seen.last_row
-    nodes = (last.nodes if last else "") or (seen.start.nodes if seen.start else "")
-    started = seen.start.started if seen.start else None
-    return _outcome(seen, JobState.NODE_FAIL, None, None, nodes, started, None, detail)
-
-
-def _outcome(
-    seen: Observations,
-    state: JobState,
-    code: int | None,
-    number: int | None,
-    nodes: str,
-    started: datetime | None,
-    ended: datetime | None,
-    detail: str,
-) -> Outcome:
-    by_us = seen.cancel_requested and state is JobState.CANCELLED
-    if state is JobState.CANCELLED:
-        detail = ("cancelled by this run" if by_us else "cancelled from outside") + detail.removeprefix("cancelled")
-    counts = [row.restarts for row in (seen.row, seen.last_row) if row]
-    counts += [record.restart_count for record in (seen.exit, seen.start) if record and record.job_id == seen.job_id]
-    return Outcome(
-        seen.job_id, state, code, number, max(counts, default=0), nodes, started, ended, by_us=by_us, detail=detail
-    )
-
-
-_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_ENDS = {
-    JobState.COMPLETED: "ended with code 0",
-    JobState.CANCELLED: "cancelled",
-    JobState.TIMEOUT: "the time limit ended it",
-    JobState.OUT_OF_MEMORY: "the kernel killed a process of it for using more memory than the job asked for",
-    JobState.NODE_FAIL: "a node of it failed",
-    JobState.PREEMPTED: "a job of higher priority took its nodes",
-    JobState.BOOT_FAIL: "its nodes did not boot",
-    JobState.DEADLINE: "it could not end before its deadline",
-    JobState.LAUNCH_FAILED: "Slurm could not start it on its nodes",
-    JobState.RECONFIG_FAIL: "its nodes could not be configured",
-}
-
-
-def _wait_status(status: int | None) -> tuple[int | None, int | None]:
-    if status is None:
-        return None, None
-    code, number = status >> 8 & 0xFF, status & 0x7F
-    return (128 + number if number else code), (number or None)
-
-
-def _code_text(code: int | None, number: int | None) -> str:
-    if number:
-        try:
-            return f"killed by signal {number} ({signal.Signals(number).name})"
-        except ValueError:
-            return f"ended with code {code}"
-    return f"ended with code {code}" if code is not None else "ended, nobody knows how"
+    return Verdict(standing=Standing.FINAL, state=end.state, outcome=outcome)
