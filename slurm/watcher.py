@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 
 from slurm.errors import BrokenRecord, SchedulerUnreachable
 from slurm.folder import ExitRecord, JobFolder, JobRecord, StartRecord
+from slurm.markers import read_marker
 from slurm.scheduler import QueueRow, Scheduler, Timing
 from slurm.verdict import JobStatus, Observations, Outcome, Standing, Verdict, judge, matching_exit
 
@@ -53,7 +54,8 @@ class Watcher:
         record = await asyncio.to_thread(folder.read_job)
         if record is None:
             raise BrokenRecord(f"{folder.job} does not exist: nothing was submitted from this folder")
-        watch = _Watch(folder, record, Observations(job_id=record.job_id))
+        seen = Observations(job_id=record.job_id, name=record.name, submitted=record.submitted)
+        watch = _Watch(folder, record, seen)
         self._watches.add(watch)
         self._arrived.set()
         if self._task is None or self._task.done():
@@ -142,9 +144,8 @@ class Watcher:
     async def _judge(self, watches: list[_Watch]) -> None:
         for watch in watches:
             verdict = judge(watch.seen, self._timing)
-            # The wish to cancel is written by others at any time, but always before the job ends of it.
-            if verdict.standing is Standing.FINAL and await asyncio.to_thread(_cancel_requested, watch):
-                verdict = judge(replace(watch.seen, cancel_requested=True), self._timing)
+            if verdict.standing is not Standing.LIVE and not (verdict.outcome and verdict.outcome.succeeded):
+                verdict = judge(await asyncio.to_thread(_with_clues, watch), self._timing)
             watch.seen = replace(watch.seen, claim=verdict.claim, claim_at=verdict.claim_at)
             watch.settling = verdict.standing is Standing.SETTLING
             watch.ask_accounting = verdict.ask_accounting
@@ -176,9 +177,14 @@ def _is_ending(seen: Observations) -> bool:
     return seen.reachable and record is not None and datetime.now(UTC) - record.ended < _ENDING
 
 
-def _cancel_requested(watch: _Watch) -> bool:
+def _with_clues(watch: _Watch) -> Observations:
+    """What explains an end, read from files only once there is one.
+
+    The wish to cancel is written by others at any time, but always before the job ends of it.
+    """
     try:
         record = watch.folder.read_job()
     except BrokenRecord:
         record = None
-    return bool((record or watch.record).cancel_requested)
+    requested = bool((record or watch.record).cancel_requested)
+    return replace(watch.seen, cancel_requested=requested, marker=read_marker(watch.folder.log, watch.record.job_id))
