@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from slurm.cluster import SlurmScheduler
+from slurm.ending import Cause
 from slurm.errors import SchedulerUnreachable, SubmitRejected, SubmitUncertain
 from slurm.folder import ExitRecord, Intent, JobFolder
 from slurm.scheduler import Timing
@@ -361,3 +362,58 @@ async def test_a_frozen_controller_makes_one_job_and_not_two(shared_folder: Path
         assert (await jobs.wait(folder)).succeeded
         found = jobs.scheduler.find(intent.name, intent.first)
         assert [row.job_id for row in found] == [jobs.id(folder)]
+
+
+async def test_a_log_that_cannot_be_opened_is_a_launch_failure(jobs: Jobs) -> None:
+    folder = jobs.folder()
+    folder.log.mkdir(parents=True)
+    outcome = await jobs.wait(jobs.submit(bash("true"), folder))
+    assert (outcome.state, outcome.cause, outcome.exit_code) == (JobState.FAILED, Cause.LAUNCH, None)
+
+
+async def test_preempted_and_not_put_back(jobs: Jobs) -> None:
+    everything: dict[str, Any] = {"exclusive": True, "nodes": len(jobs.lab.nodes)}
+    folder = jobs.submit(bash("echo ready; sleep 600", requeue=False, **everything))
+    await jobs.logged(folder, "ready")
+    other = jobs.submit(bash("true", partition="hi", **everything))
+    outcome = await jobs.wait(folder)
+    assert (outcome.state, outcome.cause, outcome.exit_code) == (JobState.PREEMPTED, Cause.PREEMPTED, 143)
+    assert (await jobs.wait(other)).succeeded
+    # Long after, the log alone knows. Perhaps it was put back and then cancelled: whoever has accounts is asked first.
+    await asyncio.to_thread(eventually, lambda: not jobs.scheduler.queue([jobs.id(folder)]), "purged", 120)
+    jobs.watcher = Watcher(jobs.scheduler)
+    later = await jobs.wait(folder)
+    assert (later.state, later.cause) == (JobState.PREEMPTED, Cause.PREEMPTED)
+
+
+async def test_scancel_from_outside_is_known_long_after(jobs: Jobs) -> None:
+    """A user's decision must not be taken for a failure, although the cluster keeps no accounts."""
+    folder = jobs.submit(bash("echo ready; sleep 600"))
+    stubborn = jobs.submit(bash("trap '' TERM; echo ready; while :; do sleep 0.1; done"))
+    for job in (folder, stubborn):
+        await jobs.logged(job, "ready")
+    ids = [jobs.id(folder), jobs.id(stubborn)]
+    jobs.scheduler.cancel(ids)
+    await asyncio.to_thread(eventually, lambda: not jobs.scheduler.queue(ids), "purged", 120)
+    assert not stubborn.exit.exists()
+    for job in (folder, stubborn):
+        outcome = await jobs.wait(job)
+        assert (outcome.state, outcome.cause, outcome.by_us) == (JobState.CANCELLED, Cause.CANCELLED_OUTSIDE, False)
+
+
+async def test_a_controller_that_lost_its_memory(shared_folder: Path) -> None:
+    """Accounting shows its old jobs as cancelled, by nobody, and their ids are given to new ones."""
+    with slurm_lab(accounting=True) as lab:
+        jobs = Jobs(lab, shared_folder)
+        old = jobs.submit(bash("echo ready; exec sleep 600"))
+        await jobs.logged(old, "ready")
+        lab.kill("slurmctld")
+        for saved in (lab.folder / "state").iterdir():
+            if saved.is_file():
+                saved.unlink()
+        lab.start("slurmctld")
+        outcome = await jobs.wait(old)
+        assert (outcome.succeeded, outcome.cause, outcome.by_us) == (False, Cause.LOST, False)
+        new = jobs.submit(bash("true"))
+        assert jobs.id(new) == jobs.id(old)
+        assert (await jobs.wait(new)).succeeded
