@@ -128,7 +128,7 @@ def by_exit_file(record: ExitRecord, slurm: Row | None, clues: Clues) -> Ending:
         detail = f"Slurm calls it failed, although the payload ended with code 0: {detail}"
     elif cause is Cause.UNKNOWN and record.signal in ENDING_SIGNALS:
         detail = "told to end by a signal: cancelled from outside, time limit or preemption; nothing says which"
-    elif cause is Cause.CODE and record.signal in _WARNINGS:
+    elif cause in (Cause.CODE, Cause.UNKNOWN) and record.signal in _WARNINGS:
         cause, detail = Cause.TIME_LIMIT, f"{detail} after the warning before its time limit"
     return Ending(state, record.code, number, cause, detail)
 

@@ -134,6 +134,7 @@ CASES = [
     Case("time limit, the payload was faster", {"row": row(S.TIMEOUT), "exit": exited(0)}, FINAL, S.TIMEOUT, C.TIME_LIMIT, 0, "although"),
     Case("failed after the warning", {"row": row(S.FAILED), "exit": exited(75, 10)}, FINAL, S.FAILED, C.TIME_LIMIT, 75, "code 75 after the warning"),
     Case("died of the warning", {"row": row(S.FAILED), "exit": exited(138, 10)}, FINAL, S.FAILED, C.TIME_LIMIT, 138, "SIGUSR1"),
+    Case("told its workers to end after the warning", {"row": row(S.FAILED), "exit": exited(143, 10)}, FINAL, S.FAILED, C.TIME_LIMIT, 143),
     Case("done after the warning", {"row": row(S.COMPLETED), "exit": exited(0, 10)}, FINAL, S.COMPLETED, C.NONE, 0),
     Case("scancel by others", {"row": row(S.CANCELLED), "exit": exited(143, 15)}, FINAL, S.CANCELLED, C.CANCELLED_OUTSIDE, 143, "outside"),
     Case("scancel by us", {"row": row(S.CANCELLED), "exit": exited(143, 15), **OURS}, FINAL, S.CANCELLED, C.CANCELLED_BY_US, 143, "by this run"),
