@@ -154,6 +154,7 @@ CASES = [
     Case("Slurm says failed, the payload 0", {"row": row(S.FAILED), "exit": exited(0)}, FINAL, S.FAILED, C.UNKNOWN, 0, "although"),
     # told to end long ago, and the queue has forgotten why
     Case("a signal and purged", {"exit": exited(143, 15)}, SETTLING, S.COMPLETING, word="looking for who ended it"),
+    Case("a signal and purged, the payload was faster than the script", {"exit": exited(143)}, SETTLING, S.COMPLETING),
     Case("a signal and purged, asked for long", {"exit": exited(143, 15), "queue_at": at(60), **claimed("exit file")}, FINAL, S.FAILED, C.UNKNOWN, 143, "nothing says which"),
     Case("a signal and purged, time limit in the log", {"exit": exited(143, 15), "marker": log(K.TIME_LIMIT)}, FINAL, S.TIMEOUT, C.TIME_LIMIT, 143, "its log"),
     Case("a signal and purged, scancel in the log", {"exit": exited(143, 15), "marker": log(K.CANCELLED)}, FINAL, S.CANCELLED, C.CANCELLED_OUTSIDE, 143),
