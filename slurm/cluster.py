@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -54,7 +54,10 @@ class SlurmScheduler:
     def submit(self, script: Path, name: str) -> str:
         check_name(name)
         try:
-            result = self._run("sbatch", "--parsable", str(script.absolute()))
+            # Slurm before 23.02 would fetch a login environment on the node for NIL, as for NONE: `su -`, seconds on a
+            # busy node. Of an environment that holds nothing, all may go along.
+            bare = commands.bare_environment(os.environ, self._conf)
+            result = self._run("sbatch", "--parsable", "--export=ALL", str(script.absolute()), env=bare)
         except commands.CommandTimeout as error:
             raise SubmitUncertain(f"sbatch may have submitted the job: {error}") from None
         if result.code != 0:
@@ -130,10 +133,14 @@ class SlurmScheduler:
         except commands.CommandTimeout as error:
             raise SchedulerUnreachable(str(error)) from None
 
-    def _run(self, program: str, *args: str) -> Completed:
+    def _run(self, program: str, *args: str, env: Mapping[str, str] | None = None) -> Completed:
         argv = [self._program(program), *args]
+        if env:  # its PATH is not the one in which Slurm's commands are
+            argv[0] = shutil.which(argv[0]) or argv[0]
+        else:
+            env = commands.clean_environment(os.environ, self._conf)
         try:
-            return self._runner(argv, env=commands.clean_environment(os.environ, self._conf), timeout=self._timeout)
+            return self._runner(argv, env=env, timeout=self._timeout)
         except OSError as error:
             where = self._bin or "PATH"
             raise SlurmError(

@@ -70,6 +70,13 @@ def clean_environment(environ: Mapping[str, str], conf: str | None) -> dict[str,
     return kept | {"TZ": "UTC", "LC_ALL": "C.UTF-8"}
 
 
+def bare_environment(environ: Mapping[str, str], conf: str | None) -> dict[str, str]:
+    """What a job may inherit: where Slurm is, nothing of the caller's session."""
+    chosen = conf or environ.get("SLURM_CONF")
+    path = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+    return path | ({"SLURM_CONF": chosen} if chosen else {})
+
+
 # Sent for sure and possibly acted on: the answer got lost.
 _UNCERTAIN = re.compile(
     r"Socket timed out|Zero Bytes were transmitted|Unexpected message received|Communication shutdown failure"

@@ -60,8 +60,8 @@ def directives(spec: JobSpec, folder: str, name: str) -> list[str]:
     """The `#SBATCH` options, one per item, without the leading dashes."""
     # In an array every task needs a log of its own. `%%` is Slurm's escape for a plain percent sign.
     log = folder.replace("%", "%%") + ("/output-%a.log" if spec.array else "/output.log")
-    # NIL: nothing of the caller's environment (tokens!) goes to slurmctld. Slurm before 23.02 takes it as the name of
-    # a variable that does not exist, which has the same effect.
+    # NIL: nothing of the caller's environment (tokens!) goes to slurmctld when somebody submits the script by hand.
+    # `SlurmScheduler.submit` overrides it, and has no environment to pass on.
     options = [f"job-name={name}", f"output={shlex.quote(log)}", "open-mode=append", "export=NIL"]
     # A missing folder in --chdir would end the job without any log; the script changes folders itself.
     options += ["chdir=/", f"nodes={spec.nodes}"]

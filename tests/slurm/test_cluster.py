@@ -72,7 +72,7 @@ def test_submission_output(stdout: str, job_id: str | None) -> None:
 def test_submit_is_an_argv_without_a_shell() -> None:
     canned = Canned(sbatch=ok("26"))
     assert SlurmScheduler(runner=canned, bin="/opt/slurm/bin").submit(Path("/fsx/a b/script.sh"), "u-train-1") == "26"
-    assert canned.asked == [["/opt/slurm/bin/sbatch", "--parsable", "/fsx/a b/script.sh"]]
+    assert canned.asked == [["/opt/slurm/bin/sbatch", "--parsable", "--export=ALL", "/fsx/a b/script.sh"]]
 
 
 @pytest.mark.parametrize(

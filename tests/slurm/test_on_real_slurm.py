@@ -170,12 +170,14 @@ async def test_nothing_of_the_caller_reaches_the_job(jobs: Jobs, monkeypatch: py
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     monkeypatch.setenv("SBATCH_PARTITION", "no-such-partition")
     monkeypatch.setenv("SLURM_JOB_NAME", "leaked")
+    monkeypatch.setenv("HOME", "/home/leaked")
     folder = jobs.submit(bash("env; echo home=$HOME user=$USER lang=$LANG path=$PATH; cat /proc/self/fd/0"))
     assert (await jobs.wait(folder)).succeeded
     shown = folder.log.read_text()
     assert "hf_secret" not in shown
     assert "leaked" not in shown
     assert "SLURM_EXPORT_ENV" not in shown
+    assert "SLURM_GET_USER_ENV" not in shown  # a login shell on the node takes seconds, minutes on a busy one
     line = next(line for line in shown.splitlines() if line.startswith("home="))
     assert all(part.split("=", 1)[1] for part in line.split())
 
