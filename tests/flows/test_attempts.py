@@ -1,4 +1,7 @@
-"""A training that is interrupted goes on by itself, and ends with what an undisturbed one ends with, bit for bit."""
+"""A training that is interrupted goes on by itself, and ends with what an undisturbed one ends with, bit for bit.
+
+Only one test needs the whole flow; the others go no further than the training, and need no Prefect.
+"""
 
 import asyncio
 import os
@@ -12,7 +15,14 @@ import pytest
 from blocks import LocalCluster, NeuronToolchain
 from flows.finetune import finetune
 from slurm.folder import JobFolder
+from tasks.context import Run
+from tasks.convert import convert
+from tasks.dataset import prepare_dataset
+from tasks.jobspecs import Site
+from tasks.model import fetch_model
+from tasks.train import train
 from tests.flows.surface import job_processes, until
+from trainium.config.recipe import load_recipe
 from trainium.errors import StageFailed
 from trainium.files import read_json
 from trainium.run.folder import RunFolder
@@ -22,7 +32,6 @@ SMALL = [
     "training.checkpoint_every=2",
     "training.warmup_steps=1",
     "training.log_every=1",
-    "training.save_bf16=false",
     "compile.mode=jit",
     "evaluate.rows=4",
     "evaluate.samples=1",
@@ -37,9 +46,17 @@ def toolchain(fault: str = "") -> NeuronToolchain:
 
 
 async def start(runs: Path, name: str, fault: str = "", *overrides: str) -> RunFolder:
-    cluster = LocalCluster(runs=runs)
-    await finetune("rehearsal", [*SMALL, *overrides], run_name=name, cluster=cluster, toolchain=toolchain(fault))
-    return RunFolder.named(runs, name)
+    """A start of the run, as far as the training."""
+    folder = RunFolder.named(runs, name)
+    recipe = load_recipe("rehearsal", [*SMALL, *overrides])
+    lease = folder.start("", {}, lambda _: [])
+    run = Run(Site(recipe, folder, LocalCluster(runs=runs), toolchain(fault)), lease)
+    try:
+        for stage in (fetch_model, prepare_dataset, convert, train):
+            await stage.fn(run)
+    finally:
+        lease.release()
+    return folder
 
 
 def training(folder: RunFolder) -> Mapping[str, Any]:
@@ -49,11 +66,10 @@ def training(folder: RunFolder) -> Mapping[str, Any]:
 
 
 def weights(folder: RunFolder) -> dict[str, bytes]:
-    """Every file of the last checkpoint's weights and optimizer, and of the export."""
+    """Every file of the last checkpoint's weights and optimizer."""
     checkpoint = Path(training(folder)["checkpoint"])
     files = [path for part in ("model", "optim") for path in (checkpoint / part).rglob("*") if path.is_file()]
-    files += list((folder.path / "export").glob("*.safetensors"))
-    return {path.name + path.parent.name.removeprefix(folder.name): path.read_bytes() for path in files}
+    return {str(path.relative_to(checkpoint)): path.read_bytes() for path in files}
 
 
 def decisions(folder: RunFolder) -> list[bool | None]:
@@ -67,12 +83,16 @@ async def until_step(job: JobFolder, step: int) -> None:
 
 
 @pytest.fixture(scope="module")
-async def undisturbed(prefect_server: str, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    return await start(tmp_path_factory.mktemp("runs"), "undisturbed")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    return asyncio.run(start(tmp_path_factory.mktemp("runs"), "undisturbed"))
 
 
-async def test_a_trainer_that_is_killed_resumes_by_itself(undisturbed: RunFolder, tmp_path: Path) -> None:
-    folder = await start(tmp_path, "killed", "train:kill@5")
+async def test_a_trainer_that_is_killed_resumes_by_itself(
+    undisturbed: RunFolder, prefect_server: str, tmp_path: Path
+) -> None:
+    cluster, broken = LocalCluster(runs=tmp_path), toolchain("train:kill@5")
+    await finetune("rehearsal", SMALL, run_name="killed", cluster=cluster, toolchain=broken)
+    folder = RunFolder.named(tmp_path, "killed")
     assert decisions(folder) == [True, None]
     facts = training(folder)
     assert [step for step, _ in facts["losses"]] == list(range(8))
@@ -126,13 +146,13 @@ async def test_the_notice_before_the_time_limit_costs_no_step(undisturbed: RunFo
     assert (training(folder)["attempts"], training(folder)["repeated_steps"]) == (2, 0)
 
 
-async def test_a_time_limit_without_a_checkpoint_stops(prefect_server: str, tmp_path: Path) -> None:
+async def test_a_time_limit_without_a_checkpoint_stops(tmp_path: Path) -> None:
     with pytest.raises(StageFailed, match="before it had saved a checkpoint after step 0"):
         await start(tmp_path, "slow", "train:slow=600", "resources.train.time=00:00:04")
     assert decisions(RunFolder.named(tmp_path, "slow")) == [False]
 
 
-async def test_a_failure_that_would_come_again_stops_at_once(prefect_server: str, tmp_path: Path) -> None:
+async def test_a_failure_that_would_come_again_stops_at_once(tmp_path: Path) -> None:
     with pytest.raises(StageFailed, match="no new attempt by itself: the same would happen again") as failure:
         await start(tmp_path, "broken", "train:nonsense")
     assert "'train:nonsense' is no fault" in str(failure.value)
