@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import pytest
 
-from blocks import Cluster, LocalCluster, NeuronToolchain
+from blocks import Cluster, LocalCluster, NeuronToolchain, SlurmCluster
 from slurm.errors import SubmitRejected
 from slurm.folder import JobFolder, JobRecord
 from slurm.local import LocalScheduler
@@ -22,6 +22,7 @@ from tasks.attempts import Resumption, avoiding
 from tasks.context import Run
 from tasks.jobs import FinishedJob, run_job
 from tasks.jobspecs import Site
+from tests.slurm_lab.lab import SlurmLab
 from trainium.config.recipe import load_recipe
 from trainium.errors import StageFailed
 from trainium.run.folder import RunFolder
@@ -285,3 +286,33 @@ async def test_a_time_limit_is_followed_by_an_attempt_while_there_is_progress(tm
     message = await failing(run, "sleep 600", resumption=steps)
     assert "before it had saved a checkpoint after step 20" in message
     assert ledger(run) == [(1, False, True), (2, False, True), (3, False, False)]
+
+
+@pytest.mark.slurm
+async def test_nodes_that_fail_one_after_the_other_are_avoided_while_there_are_others(
+    slurm: SlurmLab, tmp_path: Path
+) -> None:
+    """A real Slurm refuses a job that may run nowhere, and is then asked without conditions."""
+    run = start(tmp_path, cluster=SlurmCluster(runs=tmp_path, slurm_conf=slurm.conf))
+    broken = "echo 'DMA TX engine 0 is in an abort state'; exit 1"
+    done = await work(run, broken, broken, "true")
+    first, second, _ = run.folder.ended_attempts("convert")
+    assert {first["nodes"], second["nodes"]} == {"n1", "n2"}
+    assert first["then"]["exclude"] == [first["nodes"]]
+    assert second["then"]["exclude"] == [first["nodes"], second["nodes"]]
+    assert "--exclude" not in done.folder.script.read_text()
+
+
+@pytest.mark.slurm
+async def test_of_several_nodes_the_one_whose_task_failed_first_is_at_fault(slurm: SlurmLab, tmp_path: Path) -> None:
+    run = start(tmp_path, "attempts.hardware=0", cluster=SlurmCluster(runs=tmp_path, slurm_conf=slurm.conf))
+    shell = "[ $SLURM_NODEID = 0 ] && exec sleep 600; echo 'DMA TX engine 0 is in an abort state'; exit 1"
+
+    def describe(path: Path) -> JobSpec:
+        payload = ("bash", "-c", shell)
+        return JobSpec(payload=payload, environment="project", cwd=str(path), nodes=2, ntasks=2, per_task=True)
+
+    with pytest.raises(StageFailed):
+        await run_job(run, "convert", describe)
+    (entry,) = run.folder.ended_attempts("convert")
+    assert (entry["nodes"], entry["ended"]["nodes"]) == ("n[1-2]", ["n2"])
