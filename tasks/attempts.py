@@ -3,18 +3,17 @@
 import asyncio
 import logging
 import re
-import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from slurm.ending import ENDING_SIGNALS, Cause
 from slurm.errors import BadHostList
 from slurm.folder import JobFolder
 from slurm.hostlist import expand
 from slurm.spec import JobSpec
-from slurm.states import JobState
 from slurm.verdict import Outcome
 from tasks.context import Run
 from tasks.report import write_report_file
@@ -30,7 +29,6 @@ from trainium.text import duration
 _LINES_OF_SRUN = 200
 # srun names the node of every task that ended badly; the others are told to end because of the first.
 _BAD_TASK = re.compile(r"srun: error: (?:Node failure on )?([\w.-]+)(?:: tasks? [\d,-]+: (?!Terminated)|$)")
-_TOLD_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @dataclass(frozen=True)
@@ -91,7 +89,7 @@ async def conclude(
     """Decide what comes after an attempt that did not succeed, and write both into the ledger and the report."""
     position = await asyncio.to_thread(resumption.after, folder.path) if resumption else None
     ended = Ended(
-        cause=cause_of(outcome),
+        cause=str(outcome.cause),
         classes=_classes(outcome, findings),
         nodes=_suspects(hosts_of(outcome.nodes), folder.log),
         position=position,
@@ -109,7 +107,7 @@ async def conclude(
 async def set_down(run: Run, stage: str, folder: JobFolder, note: JobNote, resumption: Resumption | None) -> None:
     """Write an attempt that this run cancelled into the ledger: nothing is decided, the next start goes on."""
     position = await asyncio.to_thread(resumption.after, folder.path) if resumption else None
-    ended = Ended(cause="cancelled_by_us", position=position)
+    ended = Ended(cause=str(Cause.CANCELLED_BY_US), position=position)
     run.folder.end_attempt(stage, note, succeeded=False, details={"ended": ended.to_json()})
 
 
@@ -119,28 +117,6 @@ def describe(decision: Again | Stop) -> str:
         return f"no new attempt by itself: {decision.why}"
     when = f"in {duration(decision.delay.total_seconds())}" if decision.delay else "at once"
     return f"a new attempt {when}: {decision.why}"
-
-
-def cause_of(outcome: Outcome) -> str:
-    """The values of `slurm.verdict.Cause`."""
-    if outcome.state is JobState.CANCELLED:
-        return "cancelled_by_us" if outcome.by_us else "cancelled_outside"
-    if outcome.signal == signal.SIGUSR1:  # asked for a checkpoint before the time limit, it ended
-        return "time_limit"
-    if outcome.state is JobState.NODE_FAIL and "lost" in outcome.detail:
-        return "lost"
-    if outcome.state is JobState.FAILED and "told to end by a signal" in outcome.detail:
-        return "unknown"
-    causes = {
-        JobState.TIMEOUT: "time_limit",
-        JobState.DEADLINE: "time_limit",
-        JobState.OUT_OF_MEMORY: "memory",
-        JobState.NODE_FAIL: "node",
-        JobState.PREEMPTED: "preempted",
-        JobState.BOOT_FAIL: "capacity",
-        JobState.LAUNCH_FAILED: "launch",
-    }
-    return causes.get(outcome.state, "code")
 
 
 def budgets_of(recipe: Recipe) -> Budgets:
@@ -168,7 +144,7 @@ def hosts_of(text: str | None) -> tuple[str, ...]:
 
 def _classes(outcome: Outcome, findings: Sequence[Diagnosis]) -> tuple[str, ...]:
     """Told to end by nobody knows whom: it may have been somebody's decision, whatever the log shows of it."""
-    told = ("interrupted",) if cause_of(outcome) == "unknown" and outcome.signal in _TOLD_TO_END else ()
+    told = ("interrupted",) if outcome.cause is Cause.UNKNOWN and outcome.signal in ENDING_SIGNALS else ()
     return (*told, *classes_of(findings))
 
 

@@ -61,6 +61,7 @@ class FullCluster:
     python: Path = Path(sys.executable)
     adopt_within: timedelta = timedelta(seconds=2)
     waiting: dict[str, JobState] = field(default_factory=dict)
+    name: str = ""
 
     @property
     def queue(self) -> str:
@@ -84,13 +85,14 @@ class _Full(LocalScheduler):
             return super().submit(script, name)
         if self._cluster.refuses:
             raise SubmitRejected("Requested node configuration is not available")
-        self._cluster.waiting["waiting-1"] = JobState.PENDING
+        self._cluster.waiting["waiting-1"], self._cluster.name = JobState.PENDING, name
         return "waiting-1"
 
     def queue(self, job_ids: Collection[str]) -> dict[str, QueueRow]:
         known = self._cluster.waiting
         now = datetime.now(UTC)
-        rows = {i: QueueRow(i, known[i], self._cluster.waits_for, "", "", 0, now) for i in job_ids if i in known}
+        why, name = self._cluster.waits_for, self._cluster.name
+        rows = {i: QueueRow(i, known[i], why, "", name, 0, now) for i in job_ids if i in known}
         return {**rows, **super().queue([i for i in job_ids if i not in known])}
 
     def accounting(self, job_ids: Collection[str], since: datetime) -> dict[str, AccountingRow] | None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from slurm.ending import Cause
 from trainium.logs.diagnose import diagnose
 from trainium.run.attempts import Again, Budgets, Ended, Kind, Stop, classes_of, decide
 
@@ -20,19 +21,7 @@ BUDGETS = Budgets(
     transient_delay=timedelta(seconds=30),
 )
 NOW, LATER, SOON = timedelta(), BUDGETS.capacity_delay, BUDGETS.transient_delay
-CAUSES = (
-    "code",
-    "cancelled_by_us",
-    "cancelled_outside",
-    "time_limit",
-    "preempted",
-    "node",
-    "launch",
-    "memory",
-    "capacity",
-    "lost",
-    "unknown",
-)
+CAUSES = tuple(str(cause) for cause in Cause if cause is not Cause.NONE)
 CLASSES = ("transient", "interrupted", "deterministic", "config", "cache", "node", "ambiguous", "capacity")
 
 
