@@ -35,3 +35,7 @@ class AmbiguousJob(SlurmError):
 
 class BrokenRecord(SlurmError):
     """A record in a job folder that this package wrote cannot be read back."""
+
+
+class BadHostList(SlurmError, ValueError):
+    """A text that should be a list of hosts and is none."""

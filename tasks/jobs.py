@@ -1,35 +1,36 @@
-"""One job of a stage: submitted once, watched to its end, adopted when somebody else submitted it."""
+"""One job of a stage: submitted once, watched to its end, adopted when somebody else submitted it, tried again."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from slurm.errors import SchedulerUnreachable
+from slurm.errors import SchedulerUnreachable, SubmitRejected
 from slurm.folder import JobFolder, JobRecord
-from slurm.reasons import explain
 from slurm.spec import JobSpec
 from slurm.submission import cancel, ensure_submitted
-from slurm.verdict import JobStatus, Outcome
+from slurm.verdict import Outcome
+from tasks.attempts import Resumption, avoiding, conclude, describe, its_turn, next_attempt, set_down
 from tasks.cancellation import cancelling_now
 from tasks.context import Run
 from tasks.jobspecs import RESULT
 from tasks.stage import log
+from tasks.watching import Tick, watch
 from trainium.errors import StageFailed
 from trainium.files import read_json, write_json
-from trainium.logs.diagnose import diagnose
+from trainium.logs.diagnose import Diagnosis, diagnose
 from trainium.logs.tail import last_lines
+from trainium.run.attempts import Again, Stop
 from trainium.run.folder import RunFolder
 from trainium.run.records import JobNote, Output
 
 DIAGNOSIS = "diagnosis.json"
-TICK = 1.0  # seconds between two looks into a running job's log
 ASK_AGAIN = 10.0  # seconds between two tries to submit while the scheduler does not answer
 LINES_SHOWN = 20
 
 T = TypeVar("T")
-Tick = Callable[[JobFolder], Awaitable[None]]
 
 
 @dataclass(frozen=True)
@@ -71,40 +72,44 @@ def _unusable(jobs: Sequence[FinishedJob], path: Path) -> StageFailed:
 
 
 async def run_job(
-    run: Run, stage: str, describe: Callable[[Path], JobSpec], on_tick: Tick | None = None
+    run: Run,
+    stage: str,
+    describe_job: Callable[[Path], JobSpec],
+    on_tick: Tick | None = None,
+    resumption: Resumption | None = None,
 ) -> FinishedJob:
-    """Submit (or adopt) the stage's job and wait for it; raise StageFailed unless it succeeds.
+    """Submit (or adopt) the stage's job and wait for it, attempt after attempt while the recipe's budgets allow it.
 
-    `describe` is given the job's folder, writes there what the job needs, and returns its description. It is called
-    again for an attempt that is adopted, so it must do the same again. `on_tick` is called every second while the job
-    may be running, and once after its end.
+    `describe_job` is given an attempt's folder, writes there what the job needs, and returns its description. It is
+    called again for an attempt that is adopted, so it must do the same again. `on_tick` is called every second while
+    the job may be running, and once after its end. `resumption`: of a stage that goes on where its last attempt was.
+    Raises StageFailed when no attempt succeeded and none is left, with the reason.
     """
-    attempt = await _after_cancelled(run, stage)
-    folder = JobFolder(run.folder.job(stage, attempt))
-    spec = describe(folder.path)
-    record = await _submit(run, stage, folder, spec, f"{run.folder.uid}-{stage}-{attempt}")
-    log(f"{stage}: job {record.job_id}, log {folder.log}")
-    try:
-        outcome = await _watch(run, stage, folder, on_tick or _show_last_line(run, stage))
-    except asyncio.CancelledError:
-        _cancel_if_cancelling(run, folder)
-        raise
-    note = _note(folder, attempt, outcome)
-    run.folder.end_attempt(stage, note, succeeded=outcome.succeeded)
-    if not outcome.succeeded:
-        raise StageFailed(failure_text(stage, folder, outcome, nodes=spec.nodes))
-    return FinishedJob(run.folder, stage, folder, note)
+    while True:
+        attempt = await _after_cancelled(run, stage, resumption)
+        avoid = await its_turn(run, stage, attempt)
+        folder = JobFolder(run.folder.job(stage, attempt))
+        spec = describe_job(folder.path)
+        record = await _submit_avoiding(run, stage, folder, spec, attempt, avoid)
+        log(f"{stage}: job {record.job_id}, log {folder.log}")
+        try:
+            watched = await watch(run, stage, folder, on_tick)
+        except asyncio.CancelledError:
+            _cancel_if_cancelling(run, folder)
+            raise
+        outcome, note = watched.outcome, _note(folder, attempt, watched.outcome)
+        if outcome.succeeded:
+            run.folder.end_attempt(stage, note, succeeded=True)
+            return FinishedJob(run.folder, stage, folder, note)
+        findings = await asyncio.to_thread(_diagnose, stage, folder, spec.nodes, resumption)
+        decision = await conclude(run, stage, folder, note, outcome, findings, resumption, watched.gave_up)
+        text = failure_text(stage, folder, outcome, findings, decision)
+        if isinstance(decision, Stop):
+            raise StageFailed(text)
+        log(text, logging.WARNING)
 
 
-def next_attempt(run: Run, stage: str) -> int:
-    """The last attempt unless it is known to have failed; then one more."""
-    last = max(run.folder.attempts(stage), default=0)
-    if last == 0 or run.folder.attempt_failed(stage, last):
-        return last + 1
-    return last
-
-
-async def _after_cancelled(run: Run, stage: str) -> int:
+async def _after_cancelled(run: Run, stage: str, resumption: Resumption | None) -> int:
     """The next attempt; one that an earlier start cancelled is over, once its job is, and not adopted.
 
     Cancelling waits for nothing, so its job may still be writing where the next one would.
@@ -114,10 +119,10 @@ async def _after_cancelled(run: Run, stage: str) -> int:
     record = folder.read_job()
     if record is None or record.cancel_requested is None:
         return attempt
-    outcome = await _watch(run, stage, folder, _show_last_line(run, stage))
+    outcome = (await watch(run, stage, folder)).outcome
     if outcome.succeeded:  # the cancellation came too late
         return attempt
-    run.folder.end_attempt(stage, _note(folder, attempt, outcome), succeeded=False)
+    await set_down(run, stage, folder, _note(folder, attempt, outcome), resumption)
     return attempt + 1
 
 
@@ -133,13 +138,22 @@ def _note(folder: JobFolder, attempt: int, outcome: Outcome) -> JobNote:
     )
 
 
-def failure_text(stage: str, folder: JobFolder, outcome: Outcome, *, nodes: int) -> str:
-    """Everything somebody needs who was not there; for machines, all findings are in the job's diagnosis.json."""
-    findings = diagnose(folder.log, stage, nodes=nodes)
+def _diagnose(stage: str, folder: JobFolder, nodes: int, resumption: Resumption | None) -> tuple[Diagnosis, ...]:
+    """Why the job failed; all of it is in its diagnosis.json, for machines."""
+    resumed = resumption is not None and resumption.began(folder.path) > 0
+    findings = diagnose(folder.log, stage, nodes=nodes, expect_resume=resumed)
     write_json(folder.path / DIAGNOSIS, [asdict(finding) for finding in findings])
+    return findings
+
+
+def failure_text(
+    stage: str, folder: JobFolder, outcome: Outcome, findings: Sequence[Diagnosis], decision: Again | Stop
+) -> str:
+    """Everything somebody needs who was not there."""
     lines = [f"{stage} failed: job {outcome.job_id} {outcome.detail}"]
     lines += [f"  on {outcome.nodes}"] if outcome.nodes else []
     lines += [f"  {finding.summary} ({finding.cls}). {finding.action}" for finding in findings[:3]]
+    lines += [f"  {describe(decision)}"]
     return "\n".join([*lines, f"  log: {folder.log}", *failure_lines(folder)])
 
 
@@ -147,6 +161,19 @@ def failure_lines(folder: JobFolder) -> list[str]:
     """The end of a job's log, redacted, as it stands in a message."""
     shown = last_lines(folder.log, LINES_SHOWN) if folder.log.exists() else ["(no log was written)"]
     return ["  its last lines:", *(f"  | {line}" for line in shown)]
+
+
+async def _submit_avoiding(
+    run: Run, stage: str, folder: JobFolder, spec: JobSpec, attempt: int, avoid: Sequence[str]
+) -> JobRecord:
+    """Without the nodes that failed before, unless the scheduler then has none left to give."""
+    name = f"{run.folder.uid}-{stage}-{attempt}"
+    if avoid:
+        try:
+            return await _submit(run, stage, folder, avoiding(spec, avoid), name)
+        except SubmitRejected as error:
+            log(f"{stage}: {error}; submitting without avoiding {', '.join(avoid)}", logging.WARNING)
+    return await _submit(run, stage, folder, spec, name)
 
 
 async def _submit(run: Run, stage: str, folder: JobFolder, spec: JobSpec, name: str) -> JobRecord:
@@ -162,33 +189,6 @@ async def _submit(run: Run, stage: str, folder: JobFolder, spec: JobSpec, name: 
             run.progress(stage, f"{error}; asking again every {ASK_AGAIN:.0f} s")
             log(f"{stage}: {error}")
             await asyncio.sleep(ASK_AGAIN)
-
-
-async def _watch(run: Run, stage: str, folder: JobFolder, on_tick: Tick) -> Outcome:
-    def changed(status: JobStatus) -> None:
-        text = f"job {status.job_id} {status.state.lower()}"
-        if status.state.is_waiting and status.reason:
-            text += f": {explain(status.reason)}"
-        run.progress(stage, text)
-        log(f"{stage}: {text}")
-
-    waiting = asyncio.ensure_future(run.watcher.wait(folder, changed))
-    try:
-        while not waiting.done():
-            await asyncio.wait({waiting}, timeout=TICK)
-            await on_tick(folder)
-        return await waiting
-    finally:
-        waiting.cancel()
-
-
-def _show_last_line(run: Run, stage: str) -> Tick:
-    async def tick(folder: JobFolder) -> None:
-        lines = last_lines(folder.log, 1) if folder.log.exists() else []
-        if lines:
-            run.progress(stage, lines[0].strip())
-
-    return tick
 
 
 async def _to_its_end(work: Callable[[], T], on_cancel: Callable[[], None]) -> T:

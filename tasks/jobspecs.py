@@ -100,6 +100,7 @@ def converter_job(site: Site, job: Path, direction: Direction, source: Path, out
 def launch_job(site: Site, job: Path, phase: Phase) -> JobSpec:
     """Compile or train: one task per node, each running the launch script of the job's folder."""
     resources = site.recipe.resources
+    warn = resources.train.signal_before_end if phase == "train" else None
     return _job(
         site,
         resources.compile if phase == "compile" else resources.train,
@@ -109,6 +110,7 @@ def launch_job(site: Site, job: Path, phase: Phase) -> JobSpec:
         variables={**site.toolchain.environment, "PYTHONUNBUFFERED": "1"},
         nodes=resources.nodes,
         per_task=True,
+        signal=f"B:USR1@{warn}" if warn else None,
     )
 
 
@@ -206,6 +208,7 @@ def _job(
     variables: Mapping[str, str],
     nodes: int = 1,
     per_task: bool = False,
+    signal: str | None = None,
 ) -> JobSpec:
     shared = site.recipe.resources
     activate = site.toolchain.activate if environment == "toolchain" else None
@@ -231,6 +234,7 @@ def _job(
         nodelist=shared.nodelist,
         exclude=shared.exclude,
         requeue=shared.requeue,
+        signal=signal,
         mail_type=shared.mail_type,
         mail_user=shared.mail_user,
     )

@@ -1,5 +1,6 @@
 """The frame around every stage: skip what is done, record what was proved, show it."""
 
+import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -95,9 +96,9 @@ def _tell(run: Run, record: StageRecord, *, skipped: bool) -> None:
     log(f"{record.stage} {text}: {'; '.join(record.verified) or 'nothing to verify'}")
 
 
-def log(message: str) -> None:
+def log(message: str, level: int = logging.INFO) -> None:
     """To the Prefect run's log, or to Python's where there is no run."""
     try:
-        get_run_logger().info(message)
+        get_run_logger().log(level, message)
     except MissingContextError:
-        get_logger("trainium").info(message)
+        get_logger("trainium").log(level, message)

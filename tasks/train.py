@@ -1,5 +1,6 @@
 """Stage train: NxDT in a job, its progress shown while it runs, its end believed only with the positive marker."""
 
+import asyncio
 import math
 import time
 from pathlib import Path
@@ -10,12 +11,14 @@ from prefect.cache_policies import NO_CACHE
 from slurm.folder import JobFolder
 from slurm.spec import JobSpec
 from tasks.artifacts import Progress, loss_curve, show_markdown
+from tasks.attempts import Resumption
 from tasks.context import Run
 from tasks.devices import CoreWatch
+from tasks.history import Attempted, History, merge, read_attempt
 from tasks.jobs import failure_lines, run_job
 from tasks.launching import prepare_launch
 from tasks.stage import StageResult, run_stage
-from tasks.starting_point import note_divergence, starting_point
+from tasks.starting_point import began_at, note_divergence, position_after, starting_point
 from trainium.checkpoint.training import TrainingCheckpoint, last_complete, list_checkpoints
 from trainium.errors import StageFailed
 from trainium.logs.tail import Tail
@@ -41,29 +44,29 @@ async def train(run: Run) -> StageRecord:
 
 async def _train(run: Run) -> StageResult:
     follower = _Follower(run)
+    where = {"shards": run.site.layout.shard_count, "max_steps": run.recipe.training.max_steps}
+    checkpoints = run.places.checkpoints
 
     def describe(path: Path) -> JobSpec:
-        name, resume = starting_point(
-            path,
-            run.places.checkpoints,
-            shards=run.site.layout.shard_count,
-            max_steps=run.recipe.training.max_steps,
-        )
-        follower.expect_resume = resume is not None
+        name, resume = starting_point(path, checkpoints, **where)
+        follower.begin(began_at(path))
         return prepare_launch(run.site, path, "train", name, resume)
 
-    job = await run_job(run, "train", describe, follower.tick)
+    resumption = Resumption(began=began_at, after=lambda path: position_after(path, checkpoints, **where))
+    job = await run_job(run, "train", describe, follower.tick, resumption)
     progress = await follower.finish(job.folder)
-    checkpoint = last_complete(run.places.checkpoints, run.site.layout.shard_count)
-    losses = [(point.step, point.loss) for point in progress.points if point.loss is not None]
-    problems = [*map(str, progress.problems), *_unfinished(run, checkpoint, losses)]
+    checkpoint = last_complete(checkpoints, run.site.layout.shard_count)
+    history = await asyncio.to_thread(_history, run, job.note.attempt, progress)
+    problems = [*map(str, progress.problems), *_unfinished(run, job.folder.path, progress, checkpoint, history)]
     if problems or checkpoint is None:
         run.folder.end_attempt("train", job.note, succeeded=False)
+        losses = [(point.step, point.loss) for point in progress.points if point.loss is not None]
         if any(not math.isfinite(loss) for _, loss in losses):
             note_divergence(job.folder.path, losses)
         head = f"train failed: job {job.note.id} ended with code 0, but the training is not what it should be:"
         text = [head, *(f"  {problem}" for problem in problems), f"  log: {job.note.log}", *failure_lines(job.folder)]
         raise StageFailed("\n".join(text))
+    losses = history.losses
     await show_markdown("train-loss", loss_curve(losses), f"loss of `{run.folder.name}`, step by step")
     return StageResult(
         outputs=(Output.of(checkpoint.path),),
@@ -72,23 +75,49 @@ async def _train(run: Run) -> StageResult:
             f"max_steps={run.recipe.training.max_steps} reached, loss {losses[0][1]:.3g} → {losses[-1][1]:.3g}, finite",
             f"checkpoint of step {checkpoint.step} complete: {run.site.layout.shard_count} shards, marker `done`",
         ),
-        notes=_notes(progress, follower.cores.peak),
-        facts={"checkpoint": str(checkpoint.path), "step": checkpoint.step, "losses": losses},
+        notes=(*_notes(progress, follower.cores.peak), *_interruptions(history)),
+        facts={
+            "checkpoint": str(checkpoint.path),
+            "step": checkpoint.step,
+            "losses": losses,
+            "attempts": history.attempts,
+            "repeated_steps": history.repeated,
+        },
         table=[
             {"step": item.step, "checkpoint": item.path.name, "complete": item.complete}
-            for item in list_checkpoints(run.places.checkpoints, run.site.layout.shard_count)
+            for item in list_checkpoints(checkpoints, run.site.layout.shard_count)
         ],
     )
 
 
-def _unfinished(run: Run, checkpoint: TrainingCheckpoint | None, losses: list[tuple[int, float]]) -> list[str]:
-    steps = run.recipe.training.max_steps
-    problems = [] if losses else ["the log shows no loss"]
+def _history(run: Run, attempt: int, progress: TrainingProgress) -> History:
+    """Of all attempts that began, the last one being the one that has just been followed."""
+    folders = [
+        JobFolder(run.folder.job("train", number)) for number in run.folder.attempts("train") if number < attempt
+    ]
+    earlier = [read_attempt(folder.path, folder.log) for folder in folders if folder.read_start()]
+    return merge([*earlier, Attempted(began_at(run.folder.job("train", attempt)), progress.points)])
+
+
+def _unfinished(
+    run: Run, job: Path, progress: TrainingProgress, checkpoint: TrainingCheckpoint | None, history: History
+) -> list[str]:
+    steps, began = run.recipe.training.max_steps, began_at(job)
+    problems = [] if history.losses else ["the log shows no loss"]
+    first = progress.points[0].step if progress.points else began
+    if first < began:
+        problems.append(f"it was to go on from step {began}, but trained from step {first} on")
     if checkpoint is None:
         problems.append(f"there is no complete checkpoint in {run.places.checkpoints}")
     elif checkpoint.step != steps:
         problems.append(f"the last complete checkpoint is of step {checkpoint.step}, not {steps}: {checkpoint.path}")
     return problems
+
+
+def _interruptions(history: History) -> tuple[str, ...]:
+    if history.attempts == 1:
+        return ()
+    return (f"{history.attempts} attempts; steps that were trained more than once, by the logs: {history.repeated}",)
 
 
 def _notes(progress: TrainingProgress, cores: CoreUse | None) -> tuple[str, ...]:
@@ -103,16 +132,21 @@ def _notes(progress: TrainingProgress, cores: CoreUse | None) -> tuple[str, ...]
 
 
 class _Follower:
-    """Reads the job's log as it grows."""
+    """Reads the job's log as it grows, attempt after attempt."""
 
     def __init__(self, run: Run) -> None:
-        self.expect_resume = False
         self.cores = CoreWatch()
         self._run = run
+        self._began = 0
         self._log: TrainingLog | None = None
         self._tail: Tail | None = None
         self._bar = Progress("train-progress")
         self._shown = 0.0
+
+    def begin(self, step: int) -> None:
+        """An attempt that begins at this global step; the next look is into its log."""
+        self._began = step
+        self._log = self._tail = None
 
     async def tick(self, folder: JobFolder) -> None:
         self.cores.look(folder.path)
@@ -153,7 +187,7 @@ class _Follower:
         return TrainingLog(
             folder.log,
             max_steps=recipe.training.max_steps,
-            expect_resume=self.expect_resume,
+            expect_resume=self._began > 0,
             nodes=recipe.resources.nodes,
         )
 

@@ -29,6 +29,12 @@ _MONITOR = (
     "fi",
     "",
 )
+# A shell would end of it, and so would a trainer without a handler; Python's handlers work although it is ignored here.
+_NOTICE = (
+    "# The notice before the time limit (resources.train.signal_before_end) is for a trainer that knows it",
+    "trap '' USR1",
+    "",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +62,7 @@ def render_launch(launch: Launch) -> str:
         # The dumped JSON is what the gate reads first; COMPILE=1 makes the trial run ten steps long.
         exports |= {"COMPILE": "1", "NEURON_PARALLEL_COMPILE_DUMP_RESULTS": "1"}
     before = "neuron_parallel_compile " if launch.phase == "compile" else ""
-    monitor = _MONITOR if launch.phase == "train" else ()
+    training = (*_NOTICE, *_MONITOR) if launch.phase == "train" else ()
     lines = [
         "#!/bin/bash",
         f"# trainium-flows: {launch.phase}, run once by every task of the job",
@@ -73,7 +79,7 @@ def render_launch(launch: Launch) -> str:
         "# train_setup.sh has just set some of these to values of its own",
         *(f"export {name}={q(value)}" for name, value in exports.items()),
         "",
-        *monitor,
+        *training,
         f"{before}torchrun \\",
         f"    --nproc_per_node {launch.cores} \\",
         '    --nnodes "$NTASKS" \\',

@@ -29,8 +29,9 @@ def broken(fault: str) -> NeuronToolchain:
     return toolchain
 
 
-async def start(runs: Path, toolchain: NeuronToolchain | None = None) -> RunFolder:
-    await finetune("rehearsal", SMALL, run_name="r", cluster=LocalCluster(runs=runs), toolchain=toolchain)
+async def start(runs: Path, toolchain: NeuronToolchain | None = None, *overrides: str) -> RunFolder:
+    values = [*SMALL, *overrides]
+    await finetune("rehearsal", values, run_name="r", cluster=LocalCluster(runs=runs), toolchain=toolchain)
     return RunFolder.named(runs, "r")
 
 
@@ -45,7 +46,7 @@ def folder(tmp_path: Path, prefect_server: str) -> RunFolder:
 
 async def test_training_that_dies_goes_on_from_its_last_complete_checkpoint(folder: RunFolder) -> None:
     with pytest.raises(StageFailed) as failure:
-        await start(folder.path.parent, broken("train:exit@3"))
+        await start(folder.path.parent, broken("train:exit@3"), "attempts.ambiguous=0")
     log = JobFolder(folder.job("train", 1)).log
     message = str(failure.value)
     assert message.startswith(f"train failed: job {job_ids(folder)['train-1']}")
@@ -66,7 +67,7 @@ async def test_training_that_dies_goes_on_from_its_last_complete_checkpoint(fold
     resumed = (folder.config / "train-resume-1.yaml").read_text()
     assert "--step=2-" in resumed
     assert "weight_init_only: false" in resumed
-    assert [step for step, _ in record.facts["losses"]] == [2, 3]  # of 0 to 3: the first two were not trained again
+    assert [step for step, _ in record.facts["losses"]] == [0, 1, 2, 3]
     assert "| train | " + after["train-2"] in folder.report.read_text()
 
 

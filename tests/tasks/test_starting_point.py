@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from slurm.folder import Intent, JobFolder
-from tasks.starting_point import note_divergence, starting_point
+from tasks.starting_point import DECISION, began_at, note_divergence, position_after, starting_point
 from trainium.config.nxdt import ResumePoint
+from trainium.files import read_json
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "gqa-trn1-tp8-kv4-fused" / "trained"
 SHARDS = 8
@@ -74,3 +75,30 @@ def test_an_attempt_that_is_adopted_is_described_as_it_was_submitted(tmp_path: P
     newest = save(tmp_path, 50)  # by the job itself, while nobody watched
     assert start(tmp_path, 2) == submitted
     assert start(tmp_path, 3) == ("train-resume-2", ResumePoint(newest))
+
+
+def test_a_checkpoint_that_cannot_be_read_is_set_aside_with_the_reason(tmp_path: Path) -> None:
+    first, second = save(tmp_path, 20), save(tmp_path, 50)
+    shard = second / "model" / "dp_rank_00_tp_rank_03_pp_rank_00.pt"
+    shard.write_bytes(shard.read_bytes()[:-100])
+    assert start(tmp_path, 2) == ("train-resume-1", ResumePoint(first))
+    decision = read_json(tmp_path / "jobs" / "train-2" / DECISION)
+    assert (decision["step"], list(decision["set_aside"])) == (20, [second.name])
+    assert shard.name in decision["set_aside"][second.name]
+    assert (tmp_path / "experiment" / "set-aside" / "train-2" / second.name / "done").exists()
+
+
+def test_where_an_attempt_began_and_where_the_next_one_would(tmp_path: Path) -> None:
+    jobs, checkpoints = tmp_path / "jobs", tmp_path / "experiment" / "checkpoints"
+
+    def after(attempt: int) -> int:
+        return position_after(jobs / f"train-{attempt}", checkpoints, shards=SHARDS, max_steps=100)
+
+    assert (began_at(jobs / "train-1"), after(1)) == (0, 0)
+    save(tmp_path, 20)
+    incomplete = save(tmp_path, 50)
+    (incomplete / "done").unlink()
+    assert after(1) == 20
+    assert incomplete.exists()  # asking moves nothing
+    start(tmp_path, 2)
+    assert began_at(jobs / "train-2") == 20

@@ -4,6 +4,7 @@ import json
 import os
 import shlex
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -115,3 +116,23 @@ def test_the_monitor_leaves_its_newest_sample_and_ends_with_the_training(launch:
     while gone.exists() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not gone.exists()
+
+
+@pytest.mark.parametrize(
+    ("torchrun", "code"),
+    [
+        ("#!/bin/bash\nkill -s USR1 $PPID $$\n", 0),
+        (
+            f"#!{sys.executable}\nimport os, signal, sys\n"
+            "signal.signal(signal.SIGUSR1, lambda *_: sys.exit(7))\nos.kill(os.getpid(), signal.SIGUSR1)\n",
+            7,
+        ),
+    ],
+    ids=["a trainer without a handler", "a trainer with one"],
+)
+def test_the_notice_before_the_time_limit_ends_nobody_against_his_will(
+    launch: Launch, tmp_path: Path, torchrun: str, code: int
+) -> None:
+    """srun passes it on to every process of the step."""
+    (tmp_path / "bin" / "torchrun").write_text(torchrun)
+    assert run(launch, tmp_path)[0] == code

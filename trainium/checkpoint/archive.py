@@ -24,6 +24,7 @@ from trainium.checkpoint.readahead import map_ahead
 from trainium.checkpoint.weights import ITEM_BYTES, Raw, TensorInfo, damaged, mapped_array
 from trainium.checkpoint.zip_directory import Entry, NotAZipError, directory
 
+_LOCAL_HEADER = 30  # bytes before the name in a local file header
 REFERENCE_MODULE, REFERENCE_NAME = "torch_xla.utils.serialization", "TensorReference"
 
 STORAGES: Mapping[str, str] = {
@@ -101,17 +102,8 @@ def open_archive(path: Path, *, about: bool = False) -> Archive:
     Raises CheckpointError naming the file when it is missing, truncated, compressed, big-endian, of torch < 1.6, or
     asks for anything but tensors and references.
     """
-    try:
-        with path.open("rb") as file:
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} does not exist") from None
-    except (OSError, ValueError) as error:
-        damaged(path, error)
-    try:
-        records = {entry.name.partition("/")[2]: entry for entry in directory(mapped)}
-    except NotAZipError as error:
-        damaged(path, f"it is truncated, or torch.save did not write it ({error})")
+    mapped = _mapped(path)
+    records = {entry.name.partition("/")[2]: entry for entry in _directory(path, mapped)}
     if "data.pkl" not in records:
         damaged(path, "it is a zip file, but torch.save did not write it")
     if "byteorder" in records and bytes(_bytes(path, mapped, records["byteorder"])) != b"little":
@@ -120,16 +112,44 @@ def open_archive(path: Path, *, about: bool = False) -> Archive:
     return Archive(path, content, records, mapped)
 
 
+def check_whole(path: Path) -> None:
+    """Raise CheckpointError unless the file's directory is there and everything it names lies within the file.
+
+    For files whose pickles hold more than tensors (an optimizer's): nothing is unpickled, no content is read.
+    """
+    mapped = _mapped(path)
+    for entry in _directory(path, mapped):
+        if entry.offset + _LOCAL_HEADER + entry.size > len(mapped):
+            damaged(path, f"it is truncated: record {entry.name} reaches beyond the end")
+
+
+def _mapped(path: Path) -> mmap.mmap:
+    try:
+        with path.open("rb") as file:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} does not exist") from None
+    except (OSError, ValueError) as error:
+        damaged(path, error)
+
+
+def _directory(path: Path, mapped: mmap.mmap) -> list[Entry]:
+    try:
+        return list(directory(mapped))
+    except NotAZipError as error:
+        damaged(path, f"it is truncated, or torch.save did not write it ({error})")
+
+
 def _start(path: Path, mapped: mmap.mmap, record: Entry) -> int:
     """Where a record's bytes begin: the local header's own lengths count, the central directory's may differ.
 
     Looked up when it is needed: all of them at once would be a read from the disk for every tensor.
     """
-    header = mapped[record.offset : record.offset + 30]
-    if record.compressed or len(header) < 30 or header[:4] != b"PK\x03\x04":
+    header = mapped[record.offset : record.offset + _LOCAL_HEADER]
+    if record.compressed or len(header) < _LOCAL_HEADER or header[:4] != b"PK\x03\x04":
         damaged(path, f"record {record.name} is compressed or its header is damaged")
     name, extra = struct.unpack("<HH", header[26:])
-    start: int = record.offset + 30 + name + extra
+    start: int = record.offset + _LOCAL_HEADER + name + extra
     if start + record.size > len(mapped):
         damaged(path, f"it is truncated: record {record.name} reaches beyond the end")
     return start

@@ -83,6 +83,20 @@ def tensor_files(path: Path) -> tuple[Path, ...]:
     return _parts(path, _entries(open_archive(path)))
 
 
+def check_structure(path: Path) -> None:
+    """Raise CheckpointError unless every tensor of a shard lies whole in its file, as far as the structure tells.
+
+    No weights are read: a tensor's bytes may still be wrong (`Weights.check` compares them).
+    """
+    archive = open_archive(path)
+    for entry in _entries(archive).values():
+        if isinstance(entry, StoredTensor):
+            archive.raw(entry)
+        else:
+            part = open_archive(tensor_folder(path) / f"tensor_{entry.tid}.pt")
+            part.raw(_bare(part))
+
+
 def write_shard(
     path: Path,
     info: Mapping[str, TensorInfo],

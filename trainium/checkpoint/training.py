@@ -1,15 +1,19 @@
 """Checkpoints that training left behind: which there are, and which are complete. No torch needed."""
 
 import re
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainium.checkpoint.archive import check_whole
 from trainium.checkpoint.errors import CheckpointError
 from trainium.checkpoint.paths import find_shards
-from trainium.checkpoint.shards import tensor_files
+from trainium.checkpoint.shards import check_structure, tensor_files
 
 # The step is exact; consumed_samples can be stale when training was resumed.
 _NAME = re.compile(r".*--step=(\d+)-consumed_samples=(\d+(?:\.\d+)?)(?:-\w+)?\.ckpt")
+_READERS = 16  # files looked at together: waiting for a file server is all that this costs
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,30 @@ def missing_parts(checkpoint: Path, shard_count: int | None = None) -> tuple[str
     for path in shards.files.values():
         missing += [f"model/{part}" for part in _missing_of_shard(path, checkpoint / "model")]
     return tuple(missing)
+
+
+def unreadable_parts(checkpoint: Path) -> tuple[str, ...]:
+    """What of a complete checkpoint a resume could not read, each with the reason; empty when all is well.
+
+    Looks at the structure of every file (directories, pickles, sizes), at the weights of none: a file that lost its end
+    or its place on the disk is found, one whose bytes changed is not. The optimizer's files may hold more than tensors,
+    so of those only the directory is read. A training of many ranks has tens of thousands of files, hence the threads.
+    """
+    weights = find_shards(checkpoint / "model").files.values()
+    others = [checkpoint / "user_content.pt", *(p for p in (checkpoint / "optim").rglob("*.pt") if p.is_file())]
+    checks = [(path, check_structure) for path in weights]
+    checks += [(path, check_whole) for path in others]
+    with ThreadPoolExecutor(_READERS) as pool:
+        problems = pool.map(lambda check: _problem(*check), checks)
+        return tuple(f"{path.relative_to(checkpoint)}: {p}" for (path, _), p in zip(checks, problems, strict=True) if p)
+
+
+def _problem(path: Path, check: Callable[[Path], None]) -> str | None:
+    try:
+        check(path)
+    except CheckpointError as error:
+        return str(error)
+    return None
 
 
 def _missing_of_shard(path: Path, folder: Path) -> list[str]:

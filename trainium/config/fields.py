@@ -1,6 +1,7 @@
 """Kinds of values in a recipe, and the rules on a single one."""
 
 import re
+from datetime import timedelta
 from typing import Annotated
 
 from pydantic import BeforeValidator, Field
@@ -17,6 +18,17 @@ LARGEST = 2**31 - 1
 Positive = Annotated[int, Field(ge=1, le=LARGEST)]
 Count = Annotated[int, Field(ge=0, le=LARGEST)]
 Few = Annotated[int, Field(ge=1, le=10_000)]  # what rules go through one by one
+
+
+def as_timedelta(duration: str) -> timedelta:
+    """A Duration of a recipe.
+
+    >>> as_timedelta("1-02:30:00")
+    datetime.timedelta(days=1, seconds=9000)
+    """
+    days, _, clock = duration.rpartition("-")
+    hours, minutes, seconds = (int(part) for part in clock.split(":"))
+    return timedelta(days=int(days or 0), hours=hours, minutes=minutes, seconds=seconds)
 
 
 def is_repository(source: str) -> bool:

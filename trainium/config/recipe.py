@@ -85,9 +85,10 @@ def escaped(value: Any) -> Any:
 
 
 def frozen_part(recipe: Recipe) -> dict[str, Any]:
-    """The values that decide what comes out of a run: everything but the description and who does how much of it."""
+    """The values that decide what comes out of a run: not the description, nor who does how much of it, how often."""
     return recipe.model_dump(
-        mode="json", exclude={"resources": True, "description": True, "convert": {"array", "workers"}}
+        mode="json",
+        exclude={"resources": True, "attempts": True, "description": True, "convert": {"array", "workers"}},
     )
 
 

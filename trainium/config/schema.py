@@ -226,6 +226,17 @@ class StageResources(Section):
     exclusive: bool = Field(False, description="Have the nodes alone.")
 
 
+class TrainResources(StageResources):
+    """What the training job asks Slurm for."""
+
+    signal_before_end: Annotated[int, Field(ge=1, le=65535)] | None = Field(
+        None,
+        description="Seconds before the time limit at which the trainer is sent SIGUSR1, which asks it for a "
+        "checkpoint; Slurm may be a minute early; null: no signal. The rehearsal's trainer saves one and ends. In what "
+        "was read of NxDT nothing handles the signal: it goes on to the time limit, unharmed.",
+    )
+
+
 class Resources(Section):
     """What the jobs ask Slurm for. May change between two starts of one run."""
 
@@ -242,9 +253,35 @@ class Resources(Section):
     mail_user: SlurmWord | None = Field(None, description="Address of those mails.")
     convert: StageResources = Field(description="HF to NxD conversion.")
     compile: StageResources = Field(description="Ahead-of-time compilation.")
-    train: StageResources = Field(description="Training.")
+    train: TrainResources = Field(description="Training.")
     export: StageResources = Field(description="NxD to HF conversion and verification.")
     evaluate: StageResources = Field(description="Held-out loss and samples.")
+
+
+class Attempts(Section):
+    """What happens when a job ends without success, or does not start. May change between two starts of one run.
+
+    The numbers are new attempts per stage and kind of end, over the whole life of the run; training goes on from its
+    last complete checkpoint. Wrong input, wrong settings and jobs cancelled from outside are never tried again.
+    """
+
+    hardware: Count = Field(description="New attempts, without that node, after failures of nodes.")
+    preemption: Count = Field(description="New attempts after jobs of higher priority took the nodes.")
+    time_limit: Count = Field(
+        description="New attempts at training after its time limit, each only if the last one saved a new checkpoint."
+    )
+    capacity: Count = Field(description="New attempts after the cloud had no instances to give.")
+    transient: Count = Field(description="New attempts after failures that pass by themselves.")
+    ambiguous: Count = Field(description="New attempts, on another node where one is known, after unclear failures.")
+    capacity_delay: Duration = Field(description="Wait before an attempt after a lack of capacity, HH:MM:SS.")
+    transient_delay: Duration = Field(description="Wait before an attempt after a failure that passes, HH:MM:SS.")
+    hopeless_grace: Duration = Field(
+        description="How long a job may wait for a reason that does not pass by itself before it is cancelled and the "
+        "run stops, HH:MM:SS."
+    )
+    max_wait: Duration | None = Field(
+        description="How long a job may wait for whatever reason before the run warns, once, HH:MM:SS; null: for ever."
+    )
 
 
 class Recipe(Section):
@@ -262,6 +299,7 @@ class Recipe(Section):
     export: Export = Field(description="The tuned model as it is handed over: chat template, data type.")
     evaluate: Evaluate = Field(description="Comparison of base and tuned model: held-out rows, sample answers.")
     resources: Resources = Field(description="What the jobs ask Slurm for: nodes, partition, time limits.")
+    attempts: Attempts = Field(description="What happens when a job fails or does not start: new attempts, waits.")
 
     @property
     def experiment(self) -> str:

@@ -32,6 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         received.append(number)
         child.send_signal(number)
 
+    # A notice and no end: how long the training takes to heed it is its own affair.
+    signal.signal(signal.SIGUSR1, lambda number, _: child.send_signal(number))
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, forward)
     code = _wait(child, received)

@@ -14,6 +14,7 @@ from trainium.rehearsal.data import Batches
 from trainium.rehearsal.faults import Faults
 from trainium.rehearsal.lines import ProgressBar, say
 from trainium.rehearsal.network import build, loss_of, optimizer_for
+from trainium.rehearsal.notice import ENDED_EARLY, Notice, heeding_notice
 from trainium.rehearsal.settings import Optimization, Settings
 from trainium.rehearsal.state import Position, Shards
 
@@ -96,7 +97,7 @@ class Trainer:
         self._gradient_norm: float | None = None
 
     def fit(self) -> None:
-        """Train until max_steps or max_epochs."""
+        """Train until max_steps or max_epochs, or until a notice: that ends in SystemExit, with the last step saved."""
         options = self._settings.optimization
         if not len(self._batches):
             self._progress.tell(
@@ -104,13 +105,18 @@ class Trainer:
             )
             self._progress.tell("`Trainer.fit` stopped: No training batches.")
             return
-        for step in self._steps():
-            self._progress.begin_batch(step)
-            self._faults.before_step(step, resumed=self._resumed)
-            self._train(step)
-            self._progress.end_batch()
-            if checkpointing.is_due(self._settings.experiment, step + 1):
-                self._save()
+        with heeding_notice() as notice:
+            for step in self._steps():
+                self._progress.begin_batch(step)
+                self._faults.before_step(step, resumed=self._resumed)
+                noticed = self._train(step, notice)
+                self._progress.end_batch()
+                due = checkpointing.is_due(self._settings.experiment, step + 1)
+                if due or noticed:
+                    self._save()
+                if noticed and step + 1 != options.max_steps:
+                    self._progress.tell(f"rehearsal: asked to end (SIGUSR1), and did after saving step {step + 1}")
+                    raise SystemExit(ENDED_EARLY)
         self._progress.close()
         if self._position.global_step >= options.max_steps >= 0:
             self._progress.tell(f"`Trainer.fit` stopped: `max_steps={options.max_steps}` reached.")
@@ -123,8 +129,11 @@ class Trainer:
         by_steps = options.max_steps if options.max_steps >= 0 else sys.maxsize
         yield from range(self._position.global_step, min(by_epochs, by_steps))
 
-    def _train(self, step: int) -> None:
-        """One optimizer step over this node's micro batches, averaged with those of the other nodes."""
+    def _train(self, step: int, notice: Notice) -> bool:
+        """One optimizer step over this node's micro batches, averaged with those of the other nodes.
+
+        Returns whether any node was given notice: all of them end after the same step.
+        """
         units = self._batches.micro_batch_indices(step)
         self._optimizer.zero_grad(set_to_none=True)
         total = torch.zeros(1)
@@ -137,7 +146,8 @@ class Trainer:
         for parameter in parameters:
             if parameter.grad is None:  # a node without a micro batch of its own
                 parameter.grad = torch.zeros_like(parameter)
-        self._shards.group.sum_([total, *(p.grad for p in parameters if p.grad is not None)])
+        noticed = torch.tensor([float(notice.given)])
+        self._shards.group.sum_([total, noticed, *(p.grad for p in parameters if p.grad is not None)])
         rate = learning_rate(self._settings.optimization, self._position.optimizer_steps)
         if step % self._settings.log_every_n_steps == 0:
             norm = self._parameter_norm() if self._settings.log_parameter_norm else None
@@ -148,6 +158,7 @@ class Trainer:
             group["lr"] = rate
         self._optimizer.step()
         self._position = Position(step + 1, self._position.optimizer_steps + 1)
+        return bool(noticed)
 
     def _parameter_norm(self) -> float:
         with torch.no_grad():

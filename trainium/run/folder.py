@@ -202,12 +202,24 @@ class RunFolder:
         record = self.record(stage)
         return record if record and record.inputs == inputs and record.skippable else None
 
-    def end_attempt(self, stage: str, note: JobNote, *, succeeded: bool) -> None:
-        """Add an ended job to the run's ledger of attempts; the same attempt again replaces its entry."""
+    def end_attempt(
+        self, stage: str, note: JobNote, *, succeeded: bool, details: Mapping[str, Any] | None = None
+    ) -> None:
+        """Add an ended job to the run's ledger of attempts; the same attempt again replaces its entry.
+
+        `details`: of one that did not succeed, how it `ended` (`trainium.run.attempts.Ended`) and what comes `then`.
+        """
         run = self._ledger()
-        entry = {"stage": stage, "succeeded": succeeded, **asdict(note)}
+        entry = {"stage": stage, "succeeded": succeeded, **asdict(note), **(details or {})}
         others = [e for e in run.get("attempts", []) if (e["stage"], e["attempt"]) != (stage, note.attempt)]
         write_json(self.path / "run.json", {**run, "attempts": [*others, entry]})
+
+    def ended_attempts(self, stage: str | None = None) -> tuple[Mapping[str, Any], ...]:
+        """The ledger's entries, of one stage in the order of its attempts or of all in the order of their ends."""
+        entries = self._ledger().get("attempts", [])
+        if stage is None:
+            return tuple(entries)
+        return tuple(sorted((e for e in entries if e["stage"] == stage), key=lambda entry: int(entry["attempt"])))
 
     def retire(self, record: StageRecord) -> None:
         """The record stands for the work no more (its outputs are lost, say): its jobs have to be done again.

@@ -37,6 +37,24 @@ def render_report(
     return "\n".join([*lines, *(line for section in extra for line in ("", section)), ""])
 
 
+def failed_attempts(entries: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A section on the jobs that did not succeed and on what was decided then, from the ledger; or nothing."""
+    rows = [
+        {
+            "stage": entry["stage"],
+            "attempt": entry["attempt"],
+            "job": entry["id"],
+            "state": entry["state"],
+            "nodes": entry["nodes"] or "–",
+            "then": f"{'a new attempt' if then.get('again') else 'stopped'}: {then['why']}" if then else "–",
+        }
+        for entry in entries
+        if not entry["succeeded"]
+        for then in (entry.get("then"),)
+    ]
+    return ["\n".join(["## Attempts that failed", "", *table(rows)])] if rows else []
+
+
 def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """A Markdown table; the first row's keys are the columns."""
     columns = list(rows[0])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from trainium.checkpoint.paths import find_shards
-from trainium.checkpoint.training import TrainingCheckpoint, last_complete, list_checkpoints
+from trainium.checkpoint.training import TrainingCheckpoint, last_complete, list_checkpoints, unreadable_parts
 
 NAME = "golden--step=20-consumed_samples=88.0.ckpt"
 
@@ -101,3 +101,55 @@ def test_looking_needs_no_torch(folder: Path) -> None:
         "assert last_complete(Path(sys.argv[1]), 8).step == 100; assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", script, str(folder)], cwd=Path(__file__).parents[3], check=True)
+
+
+def _shortened(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+
+
+def _zeros(path: Path) -> None:
+    """As after a power cut: the size is there, the content is not."""
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+def _without_its_middle(path: Path) -> None:
+    """The directory at the end is whole, what it speaks of is not there any more."""
+    content = path.read_bytes()
+    path.write_bytes(content[:40] + content[len(content) // 2 :])
+
+
+@pytest.mark.parametrize("damage", [_shortened, _zeros, _without_its_middle])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model/dp_rank_00_tp_rank_06_pp_rank_00.pt",
+        "model/dp_rank_00_tp_rank_05_pp_rank_00.pt.tensors/tensor_4.pt",
+        "optim/dp_rank_00_tp_rank_01_pp_rank_00.pt",
+        "optim/dp_rank_01_tp_rank_01_pp_rank_00.pt",
+        "user_content.pt",
+    ],
+)
+def test_a_part_that_cannot_be_read_is_found_without_reading_weights(
+    folder: Path, name: str, damage: Callable[[Path], None]
+) -> None:
+    checkpoint = list_checkpoints(folder, 8)[-1]
+    shard = checkpoint.path / "model" / "dp_rank_00_tp_rank_01_pp_rank_00.pt"
+    (checkpoint.path / "optim").mkdir()
+    for data in ("00", "01"):  # ZeRO-1: a file for every rank of all replicas
+        shutil.copy(shard, checkpoint.path / "optim" / f"dp_rank_{data}_tp_rank_01_pp_rank_00.pt")
+    assert unreadable_parts(checkpoint.path) == ()
+    damage(checkpoint.path / name)
+    (problem,) = unreadable_parts(checkpoint.path)
+    assert name.partition(".pt")[0] in problem
+
+
+def test_an_optimizer_may_hold_more_than_tensors(folder: Path) -> None:
+    import torch
+
+    checkpoint = list_checkpoints(folder, 8)[-1].path
+    (checkpoint / "optim").mkdir()
+    torch.save(
+        {"groups": [{"lr": 1.0, "path": Path("x")}]}, checkpoint / "optim" / "dp_rank_00_tp_rank_00_pp_rank_00.pt"
+    )
+    assert unreadable_parts(checkpoint) == ()

@@ -251,3 +251,10 @@ def test_a_conversion_is_shared_by_no_more_jobs_than_ranks_and_only_by_our_conve
     assert not tanuki_plan(tanuki_config, "convert.array=32").errors
     assert "convert-array convert.array" in errors(tanuki_plan(tanuki_config, "convert.array=33"))
     assert "convert-array convert.array" in errors(tanuki_plan(tanuki_config, "convert.array=2", "convert.engine=nxdt"))
+
+
+def test_a_notice_before_the_time_limit_leaves_time_to_train() -> None:
+    late, early = ["resources.train.time=01:00:00", "resources.train.signal_before_end=600"], "3600"
+    assert not tanuki_plan(None, *late).errors
+    found = errors(tanuki_plan(None, late[0], f"resources.train.signal_before_end={early}"))
+    assert "asked to end at once" in found["notice resources.train.signal_before_end"]

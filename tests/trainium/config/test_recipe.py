@@ -207,9 +207,9 @@ def test_an_escaped_text_is_read_back_as_it_was(text: str) -> None:
     assert read == {"t": text}
 
 
-def test_resources_are_not_frozen_and_everything_else_is() -> None:
+def test_resources_and_attempts_are_not_frozen_and_everything_else_is() -> None:
     recipe = load_recipe("rehearsal")
-    other = load_recipe("rehearsal", ["resources.train.cpus_per_task=9", "description=x"])
+    other = load_recipe("rehearsal", ["resources.train.cpus_per_task=9", "attempts.hardware=9", "description=x"])
     assert frozen_part(recipe) == frozen_part(other)
     changed = load_recipe("rehearsal", ["training.seed=1"])
     assert difference(frozen_part(recipe), frozen_part(changed)) == ["training.seed: 1234 → 1"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -92,3 +93,21 @@ def test_two_nodes_train_in_step(
     assert once.keys() == again.keys() == alone.keys()
     assert all(torch.equal(tensor, again[name]) for name, tensor in once.items())
     assert all(torch.allclose(tensor, alone[name], rtol=1e-2, atol=1e-3) for name, tensor in once.items())
+
+
+def test_all_nodes_end_after_the_same_step_when_one_is_asked_to(
+    workspace: Workspace, toolchain: Toolchain, tmp_path: Path
+) -> None:
+    config, port = workspace.write_config(tmp_path), free_port()
+    commands = [toolchain.training(config, nodes=2, node=node, port=port, ranks=2) for node in (0, 1)]
+    first, second = (toolchain.start(*command, cwd=config, REHEARSAL_FAULT="train:slow=0.3") for command in commands)
+    assert first.stdout
+    output = ""
+    while "global_step=1" not in output:
+        assert first.poll() is None, output
+        output += first.stdout.read(64)
+    second.send_signal(signal.SIGUSR1)
+    rest = first.communicate(timeout=120)[0]
+    second.communicate(timeout=120)
+    assert [first.returncode, second.returncode] == [1, 1]
+    assert "asked to end (SIGUSR1)" in rest

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -184,3 +185,28 @@ def test_missing_and_unexpected_names(
     torch.save(tensors, shard_path(broken, 3, 0))
     with pytest.raises(RuntimeError, match=r"Missing keys when loading state dictionary: lm_head\.weight"):
         workspace.train(config)
+
+
+def test_asked_to_end_it_saves_and_ends_and_the_rest_is_bitwise_the_same(
+    workspace: Workspace, toolchain: Toolchain, trained: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "asked"
+    config = workspace.write_config(folder)
+    with toolchain.start(*toolchain.training(config), cwd=tmp_path, REHEARSAL_FAULT="train:slow=0.3") as process:
+        assert process.stdout
+        output = ""
+        while "global_step=1" not in output:
+            assert process.poll() is None
+            output += process.stdout.read(64)
+        process.send_signal(signal.SIGUSR1)  # as srun passes it on: torchrun and the trainer both get it
+        rest, _ = process.communicate(timeout=60)
+    assert process.returncode == 1
+    (saved,) = workspace.checkpoints(folder)[-1:]
+    step = int(re.findall(r"step=(\d+)", saved.name)[0])
+    assert 2 <= step < 8
+    assert f"asked to end (SIGUSR1), and did after saving step {step}" in rest
+    assert "max_steps" not in rest.partition("asked to end")[2]
+    workspace.train(config, f"exp_manager.resume_from_checkpoint='{saved}'", "model.weight_init_only=False")
+    ended, undisturbed = workspace.checkpoints(folder)[-1], workspace.checkpoints(trained)[-1]
+    for part in ("model", "optim"):
+        assert same(shards(ended, part), shards(undisturbed, part))

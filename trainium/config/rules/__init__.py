@@ -29,6 +29,7 @@ RULES: tuple[Rule, ...] = (
     training.precision,
     training.async_checkpointing,
     training.requeue,
+    training.notice,
     training.cpus,
     training.just_in_time,
     training.packing,

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 
+from trainium.config.fields import as_timedelta
 from trainium.config.rules.facts import Facts, Finding
 from trainium.config.schema import StageResources
 
@@ -129,6 +130,22 @@ def requeue(facts: Facts) -> Iterator[Finding]:
             ),
             fix="Use resources.requeue=false: the flow starts the next attempt from the newest complete checkpoint",
             source="neuronx-distributed-training, examples/training.py",
+        )
+
+
+def notice(facts: Facts) -> Iterator[Finding]:
+    """The notice before the time limit of the training job comes after its start."""
+    train = facts.recipe.resources.train
+    seconds = as_timedelta(train.time).total_seconds()
+    if train.signal_before_end is not None and train.signal_before_end >= seconds:
+        yield Finding(
+            id="notice",
+            severity="error",
+            key="resources.train.signal_before_end",
+            value=str(train.signal_before_end),
+            message=f"the job has {seconds:.0f} s in all (resources.train.time), so it would be asked to end at once",
+            fix=f"Use fewer than {seconds:.0f} seconds, or null",
+            source="man sbatch, --signal",
         )
 
 
