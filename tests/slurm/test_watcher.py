@@ -103,6 +103,7 @@ class Mood:
     """Slurm as a test wants it: a queue row, an outage, an accounting row, changed while the watcher looks."""
 
     timing = FAST
+    identity = None
 
     def __init__(self) -> None:
         self.row: QueueRow | None = QueueRow("7", JobState.PENDING, "Priority", "", "n", 0, None)
@@ -111,7 +112,8 @@ class Mood:
         self.queries: list[int] = []
         self.accountings = 0
 
-    def queue(self, job_ids: Collection[str]) -> dict[str, QueueRow]:
+    def queue(self, job_ids: Collection[str] | None) -> dict[str, QueueRow]:
+        assert job_ids is not None
         self.queries.append(len(job_ids))
         if self.down:
             raise SchedulerUnreachable("squeue failed: connect failure")
