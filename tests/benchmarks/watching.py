@@ -10,14 +10,12 @@ import random
 import shutil
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 from slurm.cluster import SlurmScheduler
 from slurm.folder import JobFolder
@@ -28,6 +26,7 @@ from tests.slurm_lab.lab import SlurmLab, slurm_lab
 ROOT = Path(__file__).parents[2]
 SLEEP = (5.0, 40.0)  # seconds
 ONE_KILLED_OF = 25
+KILLED = "killed"  # file in the folder of such a job: when
 LONE = 30
 NODES, CPUS = 4, 64  # so many jobs run at a time
 # Real clusters keep ended jobs in the queue for MinJobAge=300; the lab's own 10 s is for short tests.
@@ -121,15 +120,14 @@ def _measure(lab: SlurmLab, work: Path, jobs: int, processes: int, tool: str) ->
             assert process.stdout is not None
             process.stdout.readline()
         lab.run("scontrol", "update", "PartitionName=main", "State=UP", check=True)
-        with _killing(lab, [folder for folder in folders if _is_doomed(folder)]) as killed:
-            if any(process.wait() for process in waiting):
-                raise SystemExit(f"a process that waits for jobs has failed; see {work}")
+        if any(process.wait() for process in waiting):
+            raise SystemExit(f"a process that waits for jobs has failed; see {work}")
     finally:
         for process in waiting:
             process.kill()
             process.wait()
     lab.wait_idle()
-    return _result(tool, folders, killed, [json.loads(out.read_text()) for out in outs], work / "calls")
+    return _result(tool, folders, [json.loads(out.read_text()) for out in outs], work / "calls")
 
 
 def _submit(lab: SlurmLab, work: Path, jobs: int, doomed: int) -> list[JobFolder]:
@@ -137,8 +135,9 @@ def _submit(lab: SlurmLab, work: Path, jobs: int, doomed: int) -> list[JobFolder
 
     def submit(number: int, seconds: float) -> JobFolder:
         dies = doomed and number % doomed == 0
-        folder = JobFolder(work / "jobs" / f"{number}{'-doomed' if dies else ''}")
-        spec = JobSpec(payload=("sleep", "600" if dies else f"{seconds:.2f}"), environment="project")
+        folder = JobFolder(work / "jobs" / str(number))
+        script = f"sleep {seconds:.2f}" + (f"; date +%s.%N >{KILLED}; kill -9 $SLURM_TASK_PID" if dies else "")
+        spec = JobSpec(payload=("bash", "-c", script), environment="project")
         name = f"bench-{number}"
         ensure_submitted(scheduler, spec, folder, name, guard=lambda: None, grace=timedelta(seconds=5))
         return folder
@@ -147,45 +146,14 @@ def _submit(lab: SlurmLab, work: Path, jobs: int, doomed: int) -> list[JobFolder
         return list(pool.map(submit, range(jobs), [chance.uniform(*SLEEP) for _ in range(jobs)]))
 
 
-def _is_doomed(folder: JobFolder) -> bool:
-    return folder.path.name.endswith("-doomed")
-
-
-@contextmanager
-def _killing(lab: SlurmLab, doomed: list[JobFolder]) -> Iterator[dict[str, float]]:
-    """Kill each of them with its script some seconds after its start; gives when each was killed, once all were."""
-    killed: dict[str, float] = {}
-    over = threading.Event()
-
-    def kill_all() -> None:
-        chance, left = random.Random(1), dict.fromkeys(doomed, math.inf)
-        while left and not over.wait(0.2):
-            for folder, moment in list(left.items()):
-                if moment == math.inf and folder.start.exists():
-                    left[folder] = time.time() + chance.uniform(*SLEEP)
-                if moment <= time.time() and (record := folder.read_job()):
-                    killed[str(folder.path)] = time.time()
-                    lab.run("scancel", "--full", "--signal=KILL", record.job_id, check=True)
-                    del left[folder]
-
-    thread = threading.Thread(target=kill_all)
-    thread.start()
-    try:
-        yield killed
-    finally:
-        over.set()
-        thread.join()
-
-
-def _result(
-    tool: str, folders: list[JobFolder], killed: dict[str, float], outs: list[dict[str, object]], calls: Path
-) -> Watching:
+def _result(tool: str, folders: list[JobFolder], outs: list[dict[str, Any]], calls: Path) -> Watching:
     told: dict[str, float] = {}
     for out in outs:
-        told |= out["told"]  # type: ignore[operator]
+        told |= out["told"]
     ended = {str(folder.path): record.ended.timestamp() for folder in folders if (record := folder.read_exit())}
+    killed = {str(file.parent): float(file.read_text()) for f in folders if (file := f.path / KILLED).exists()}
     times = [float(line.split()[0]) for line in calls.read_text().splitlines()]
-    process, commands = ([100 * float(str(out[key])) for out in outs] for key in ("process", "commands"))
+    process, commands = ([100 * out[key] for out in outs] for key in ("process", "commands"))
     return Watching(
         jobs=len(folders),
         processes=len(outs),
