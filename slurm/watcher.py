@@ -131,12 +131,16 @@ class Watcher:
         for watch in watches:
             watch.is_new = False
         for watch, (start, end) in await asyncio.to_thread(_changed, watches) if watches else ():
-            watch.seen = replace(watch.seen, start=start, exit=end)
-            if end is not None:
-                watch.after = time.time()
-                watch.want = watch.after + self._timing.settle
+            self._notice(watch, start, end)
         if everything:
             self._next_scan = time.monotonic() + self._timing.exit_scan
+
+    def _notice(self, watch: _Watch, start: StartRecord | None, end: ExitRecord | None) -> None:
+        """Only a look taken from now on confirms it."""
+        watch.seen = replace(watch.seen, start=start, exit=end)
+        if end is not None:
+            watch.after = time.time()
+            watch.want = watch.after + self._timing.settle
 
     def _take_look(self, look: Look, watches: list[_Watch]) -> list[_Watch]:
         """Note it for those of the jobs that it tells something about; these."""
@@ -167,6 +171,9 @@ class Watcher:
             verdict = judge(watch.seen, self._timing)
             if verdict.standing is not Standing.LIVE and not (verdict.outcome and verdict.outcome.succeeded):
                 clues = await asyncio.to_thread(_with_clues, watch)
+                if clues.exit != watch.seen.exit and not watch.seen.row:
+                    self._notice(watch, clues.start, clues.exit)  # the look that misses the job is older than it
+                    continue
                 verdict = judge(clues, self._timing)
                 watch.seen = replace(watch.seen, start=clues.start, exit=clues.exit)
             watch.seen = replace(watch.seen, claim=verdict.claim, claim_at=verdict.claim_at)
@@ -176,11 +183,11 @@ class Watcher:
 
     def _wanted(self, seen: Observations, verdict: Verdict) -> float | None:
         """When a look is wanted before the interval is over."""
-        if verdict.standing is Standing.SETTLING and verdict.claim_at and not verdict.ask_accounting:
-            return verdict.claim_at.timestamp() + self._timing.confirm
-        if verdict.standing is Standing.LIVE and seen.queue_at and _is_ending(seen):
-            return seen.queue_at.timestamp()
-        return None
+        looked = seen.queue_at.timestamp() if seen.queue_at else 0.0
+        if verdict.standing is Standing.SETTLING and verdict.claim_at:
+            confirms = verdict.claim_at.timestamp() + self._timing.confirm
+            return confirms if confirms > looked else None  # what takes longer to settle has time
+        return looked if verdict.standing is Standing.LIVE and _is_ending(seen) else None
 
     def _tell(self, watch: _Watch, verdict: Verdict) -> None:
         if verdict.outcome:

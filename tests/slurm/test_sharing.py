@@ -163,11 +163,11 @@ async def test_a_look_from_before_the_exit_file_does_not_confirm_it(tmp_path: Pa
     second = Waiting(Watcher(queue, shared=shared), [submitted(tmp_path, "2")])
     await second.all_show(JobState.RUNNING)  # this look shows job 1 no more, and its exit file is yet to come
     queue.runs("1")  # as it does while Slurm puts it back into the queue
-    ends(folder, 143)
+    ends(folder, 3)
     await first.all_show(JobState.COMPLETING)
     assert not first.tasks[0].done()
     queue.rows.clear()
-    assert [outcome.exit_code for outcome in await first.outcomes()] == [143]
+    assert [outcome.exit_code for outcome in await first.outcomes()] == [3]
     await second.leave()
 
 

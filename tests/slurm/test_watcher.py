@@ -221,6 +221,17 @@ async def test_without_an_exit_file_accounting_settles_it(folder: JobFolder) -> 
     assert mood.accountings >= 2
 
 
+async def test_an_exit_file_that_came_after_the_scan_still_tells_how_it_ended(folder: JobFolder) -> None:
+    mood = Mood()
+    mood.row = QueueRow("7", JobState.RUNNING, None, "n1", "n", 0, None)
+    job = Watched(mood, folder, Watcher(mood, replace(FAST, exit_scan=3600)))
+    await job.shows(JobState.RUNNING)
+    job.exits(3)
+    mood.row = QueueRow("7", JobState.FAILED, None, "n1", "n", 0, None, 3 << 8)
+    outcome = await job.task
+    assert (outcome.exit_code, outcome.detail) == (3, "ended with code 3")
+
+
 async def test_a_job_that_nobody_knows_is_lost_after_a_while(folder: JobFolder) -> None:
     mood = Mood()
     mood.row = None
