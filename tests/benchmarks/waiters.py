@@ -51,7 +51,7 @@ async def watch(conf: str, place: Path, folders: list[JobFolder], *, apart: bool
         own = Watcher(scheduler, shared=place / f"shared-{folder.path.name}") if apart else watcher
         outcome = await own.wait(folder, show)
         told[str(folder.path)] = time.time()
-        assert outcome.exit_code == (0 if folder.exit.exists() else 137), outcome
+        assert outcome.succeeded == folder.exit.exists(), outcome
 
     await asyncio.gather(*map(wait, folders))
     return told

@@ -24,11 +24,11 @@ from slurm.submission import ensure_submitted
 from tests.slurm_lab.lab import SlurmLab, slurm_lab
 
 ROOT = Path(__file__).parents[2]
-SLEEP = (5.0, 40.0)  # seconds
+SLEEP = (4.0, 16.0)  # seconds
 ONE_KILLED_OF = 25
 KILLED = "killed"  # file in the folder of such a job: when
 LONE = 30
-NODES, CPUS = 4, 64  # so many jobs run at a time
+NODES, CPUS = 4, 16  # so many jobs run at a time: two cores start few per second
 # Real clusters keep ended jobs in the queue for MinJobAge=300; the lab's own 10 s is for short tests.
 CONF = "MinJobAge=300\n"
 # Of the issue: seconds (p99 or most), calls a minute, percent of a core.
