@@ -7,11 +7,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
+from slurm.cluster import SlurmScheduler
 from slurm.errors import SchedulerUnreachable
 from slurm.folder import JobFolder, JobRecord
 from slurm.looks import Looks
@@ -20,9 +21,11 @@ from slurm.scheduler import AccountingRow, QueueRow, Timing
 from slurm.snapshot import Snapshot
 from slurm.spec import JobSpec
 from slurm.states import JobState
+from slurm.submission import ensure_submitted
 from slurm.verdict import JobStatus, Outcome
 from slurm.watcher import Watcher
-from tests.slurm.conftest import eventually
+from tests.slurm.conftest import bash, eventually
+from tests.slurm_lab.lab import SlurmLab
 
 ROOT = Path(__file__).parents[2]
 # The interval never comes round: every query after the first has a reason.
@@ -94,14 +97,14 @@ class Waiting:
         self.status[status.job_id] = status
 
     async def all_show(self, state: JobState, note: str = "") -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             while not all(
                 (s := self.status.get(job)) is not None and s.state is state and note in s.note for job in self.jobs
             ):
                 await asyncio.sleep(0.01)
 
     async def outcomes(self) -> list[Outcome]:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             return await asyncio.gather(*self.tasks)
 
     async def leave(self) -> None:
@@ -306,3 +309,17 @@ def test_many_processes_ask_no_more_than_one(tmp_path: Path) -> None:
     asked = [float(line.split()[0]) for line in calls.read_text().splitlines()]
     assert len(asked) <= (asked[-1] - asked[0]) / 0.5 + 3  # 5 processes that ask for themselves make 10 calls
     assert all(f"-u {os.getuid()}" in line for line in calls.read_text().splitlines())
+
+
+@pytest.mark.slurm
+async def test_on_a_real_slurm(slurm: SlurmLab, tmp_path: Path) -> None:
+    timing = Timing(exit_scan=0.1, queue=1, early=0.5, accounting=2, confirm=1, lost=60)
+    scheduler = SlurmScheduler(conf=slurm.conf, timing=timing)
+    place = tmp_path / f".scheduler-{scheduler.identity}"
+    folders = [JobFolder(tmp_path / "jobs" / str(number)) for number in range(6)]
+    for number, folder in enumerate(folders):
+        job, name = bash(f"exit {number % 3}"), f"{tmp_path.name}-{number}"
+        ensure_submitted(scheduler, job, folder, name, guard=lambda: None, grace=timedelta(seconds=3))
+    waiting = [Waiting(Watcher(scheduler, shared=place), folders[first::2]) for first in range(2)]
+    outcomes = [await group.outcomes() for group in waiting]
+    assert [[outcome.exit_code for outcome in group] for group in outcomes] == [[0, 2, 1], [1, 0, 2]]
