@@ -11,7 +11,7 @@ export RUN
 help:
 	@echo "make rehearse [RUN=name]   the whole chain on this machine, with the rehearsal toolchain"
 	@echo "make test                  lint, types, import rule and every test (installs Slurm for it)"
-	@echo "make bench [BENCH=...]     the checkpoint converter against cp (--models 1.1B --repeat 3 …; an hour for all)"
+	@echo "make bench [BENCH=...]     converter against cp, watching 1000 jobs (--only watching, --models 1.1B …; an hour for all)"
 	@echo "make install               only .venv and the project"
 	@echo "make lint                  ruff, mypy --strict, import-linter"
 

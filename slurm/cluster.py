@@ -10,12 +10,14 @@ from slurm import commands
 from slurm.commands import Completed, Runner
 from slurm.errors import SchedulerUnreachable, SlurmError, SubmitUncertain
 from slurm.folder import JobFolder
+from slurm.identity import identity
 from slurm.scheduler import AccountingRow, QueueRow, Timing
 from slurm.script import render
 from slurm.spec import JobSpec, check_name
 
 _USUAL = ("/usr/bin", "/bin", "/usr/local/bin")  # in every PATH
 _SKEW = timedelta(seconds=60)  # how far the clocks of this machine and of the controller may be apart
+_TIMING = Timing(exit_scan=2, queue=15, early=5, accounting=60, confirm=10, lost=300, settle=0.5, calls=12)
 
 
 class SlurmScheduler:
@@ -38,13 +40,17 @@ class SlurmScheduler:
         self._bin = Path(bin) if bin else None
         self._conf = str(conf) if conf else None
         self._timeout = timeout.total_seconds()
-        self._timing = timing or Timing(exit_scan=2, queue=15, early=5, accounting=60, confirm=10, lost=300)
+        self._timing = timing or _TIMING
         self._runner = runner
         self._user = str(os.getuid())
 
     @property
     def timing(self) -> Timing:
         return self._timing
+
+    @property
+    def identity(self) -> str:
+        return identity(self._conf or os.environ.get("SLURM_CONF"), self._bin)
 
     def render(self, spec: JobSpec, folder: JobFolder, name: str) -> str:
         found = self._bin or (Path(which).parent if (which := shutil.which("srun")) else None)
@@ -78,12 +84,11 @@ class SlurmScheduler:
                 )
         return list(found.values())
 
-    def queue(self, job_ids: Collection[str]) -> dict[str, QueueRow]:
-        if not job_ids:
+    def queue(self, job_ids: Collection[str] | None) -> dict[str, QueueRow]:
+        if job_ids is not None and not job_ids:
             return {}
-        result = self._run_query(
-            "squeue", "-h", "-a", "-t", "all", "-j", ",".join(sorted(job_ids)), "-O", commands.QUEUE_FORMAT
-        )
+        which = ("-u", self._user) if job_ids is None else ("-j", ",".join(sorted(job_ids)))
+        result = self._run_query("squeue", "-h", "-a", "-t", "all", *which, "-O", commands.QUEUE_FORMAT)
         if result.code != 0:
             # Only when it is asked for a single id does squeue call a purged job an error.
             if "Invalid job id specified" in result.stderr:

@@ -94,7 +94,6 @@ _BY_MARKER: dict[MarkerKind, JobState] = {
 }
 # Reasons that squeue keeps beside FAILED.
 _BY_REASON = {
-    "JobLaunchFailure": Cause.LAUNCH,
     "TimeLimit": Cause.TIME_LIMIT,
     "OutOfMemory": Cause.MEMORY,
     "NodeDown": Cause.NODE,
@@ -141,7 +140,7 @@ def by_queue(row: QueueRow, accounting: AccountingRow | None, clues: Clues) -> E
     if row.state is not JobState.FAILED:
         code = code or None  # it never ran, or did not end by itself
         cause, detail = _of_state(row.state, row, clues)
-    elif row.exit_status == _LAUNCH_FAILED or row.reason == "JobLaunchFailure":
+    elif row.exit_status == _LAUNCH_FAILED or (row.reason == "JobLaunchFailure" and not clues.script_ran):
         code, number, cause, detail = None, None, Cause.LAUNCH, _CANNOT_START
     else:
         code = code or None

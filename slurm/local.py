@@ -49,6 +49,10 @@ class LocalScheduler:
     def timing(self) -> Timing:
         return Timing(exit_scan=0.1, queue=0.5, early=0.02, accounting=60, confirm=0, lost=3)
 
+    @property
+    def identity(self) -> None:
+        return None
+
     def render(self, spec: JobSpec, folder: JobFolder, name: str) -> str:
         for field in ("dependency", "array"):
             if (value := getattr(spec, field)) is not None:
@@ -98,8 +102,9 @@ class LocalScheduler:
         rows = (self._row(path) for path in self._folders())
         return [row for row in rows if row.name == name and row.submitted and row.submitted >= since - _SKEW]
 
-    def queue(self, job_ids: Collection[str]) -> dict[str, QueueRow]:
-        rows = (self._row(self._jobs / job_id) for job_id in job_ids if (self._jobs / job_id / "state.json").exists())
+    def queue(self, job_ids: Collection[str] | None) -> dict[str, QueueRow]:
+        folders = self._folders() if job_ids is None else (self._jobs / job_id for job_id in job_ids)
+        rows = (self._row(folder) for folder in folders if (folder / "state.json").exists())
         return {row.job_id: row for row in rows if row.state is not JobState.UNKNOWN}
 
     def accounting(self, job_ids: Collection[str], since: datetime) -> dict[str, AccountingRow] | None:

@@ -52,7 +52,9 @@ class Timing:
     exit_scan: between looks at the exit files. queue: between two queue queries while nothing happens. early: the
     least time between two queue queries when an exit file asks for one. accounting: the least time between two
     accounting queries. confirm: how far apart two looks must be that agree on an end without an exit file. lost: how
-    long a job may be known to nobody before it is given up.
+    long a job may be known to nobody before it is given up. settle: how long after an exit file the queue is worth
+    asking, because the scheduler notices an end a moment later. calls: the most queries in any 60 seconds, of all who
+    share their answers (None: any number).
     """
 
     exit_scan: float
@@ -61,6 +63,8 @@ class Timing:
     accounting: float
     confirm: float
     lost: float
+    settle: float = 0.0
+    calls: int | None = None
 
 
 class Scheduler(Protocol):
@@ -70,14 +74,18 @@ class Scheduler(Protocol):
     def timing(self) -> Timing:
         """The pace that suits this scheduler."""
 
+    @property
+    def identity(self) -> str | None:
+        """Names its queue for all machines, fit for a file name; None when asking it costs nothing worth sharing."""
+
     def submit(self, script: Path, name: str) -> str:
         """Hand the script over; the job id. Raises SubmitRejected (final) or SubmitUncertain (look the name up)."""
 
     def find(self, name: str, since: datetime) -> list[QueueRow]:
         """This user's jobs of exactly this name that were submitted after `since`, ended ones included."""
 
-    def queue(self, job_ids: Collection[str]) -> dict[str, QueueRow]:
-        """All of them in one query; a missing one is not in the queue (any more)."""
+    def queue(self, job_ids: Collection[str] | None) -> dict[str, QueueRow]:
+        """These jobs, or all of this user's (None), in one query; a missing one is not in the queue (any more)."""
 
     def accounting(self, job_ids: Collection[str], since: datetime) -> dict[str, AccountingRow] | None:
         """What accounting knows of jobs submitted after `since`; None where there is no accounting."""

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from weakref import WeakKeyDictionary
 
 from blocks import Cluster, HuggingFaceHub, S3Storage
+from slurm.snapshot import place
 from slurm.watcher import Watcher
 from tasks.jobspecs import Site
 from tasks.listening import Listener
@@ -17,7 +18,8 @@ def watcher_of(cluster: Cluster) -> Watcher:
     """The one watcher of a cluster in this event loop: however many runs, its queue is asked once for all of them."""
     watchers = _watchers.setdefault(asyncio.get_running_loop(), {})
     if cluster.queue not in watchers:
-        watchers[cluster.queue] = Watcher(cluster.scheduler())
+        scheduler = cluster.scheduler()
+        watchers[cluster.queue] = Watcher(scheduler, shared=place(cluster.runs, scheduler.identity))
     return watchers[cluster.queue]
 
 

@@ -1,7 +1,8 @@
-"""`make bench`: this project's converter against `cp` and against a plain converter, as a table and as JSON.
+"""`make bench`: the checkpoint converter and the watching of jobs, as tables and as JSON.
 
-Every number is the median of whole processes, start and fsync included, with the inputs out of the page cache; what is
-compared with each other runs in turns, so that a busy machine is busy for all.
+The converter runs against `cp` and against a plain converter. Every number is the median of whole processes, start and
+fsync included, with the inputs out of the page cache; what is compared with each other runs in turns, so that a busy
+machine is busy for all. For the watching of jobs see watching.py.
 """
 
 import argparse
@@ -14,12 +15,15 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from tests.benchmarks import models
+from tests.benchmarks import models, watching
 from tests.benchmarks.measure import Sample, files, run
+from tests.slurm_lab.lab import SlurmLabError
 
 PLAIN = Path(__file__).with_name("plain.py")
 OURS = (sys.executable, "-m", "trainium.checkpoint")
+_PARTS = ("converter", "watching")
 
 
 @dataclass(frozen=True)
@@ -53,15 +57,21 @@ def main() -> None:
     options = _parser().parse_args()
     work: Path = options.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
+    facts = {"machine": platform.platform(), "python": platform.python_version()}
+    if "converter" in options.only:
+        _convert(work, options, facts)
+    if "watching" in options.only:
+        _watch(work / "watching", options, facts)
+
+
+def _convert(work: Path, options: argparse.Namespace, facts: dict[str, Any]) -> None:
     rows: list[Row] = []
 
     def show(more: list[Row]) -> None:
         rows.extend(more)
         for row in more:
             print(_line(row), flush=True)
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        facts = {"machine": platform.platform(), "python": platform.python_version(), "repeat": options.repeat}
-        options.json.write_text(json.dumps(facts | {"rows": [asdict(row) for row in rows]}, indent=2) + "\n")
+        _write(options.json, facts | {"repeat": options.repeat, "rows": [asdict(row) for row in rows]})
 
     print(_HEADER)
     for name in options.models:
@@ -69,7 +79,28 @@ def main() -> None:
         for task in (_to_nxd, _to_hf, _verify):
             show(task(name, place, options))
         shutil.rmtree(place)
-    print(f"\nwritten to {options.json}")
+    print(f"\nwritten to {options.json}\n")
+
+
+def _watch(work: Path, options: argparse.Namespace, facts: dict[str, Any]) -> None:
+    path: Path = options.json.with_name("watching.json")
+    rows: list[watching.Watching] = []
+    print(watching.HEADER)
+    try:
+        for row in watching.run(work, options.jobs, options.processes, options.tools):
+            rows.append(row)
+            missed = [] if row.tool == "loop" else row.missed()
+            print(row.line(), "  missed: " + ", ".join(missed) if missed else "", flush=True)
+            _write(path, facts | {"targets": watching.TARGETS, "rows": [asdict(row) for row in rows]})
+    except SlurmLabError as error:
+        raise SystemExit(f"watching needs the Slurm of the tests: {error}") from error
+    shutil.rmtree(work)
+    print(f"\nwritten to {path}")
+
+
+def _write(path: Path, result: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=2) + "\n")
 
 
 def _to_nxd(name: str, place: Path, options: argparse.Namespace) -> list[Row]:
@@ -175,6 +206,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--plain", nargs="*", choices=list(models.SIZES), default=["1.1B", "4B"], help="also with these"
     )
+    parser.add_argument("--only", nargs="+", choices=_PARTS, default=_PARTS)
+    parser.add_argument("--jobs", type=int, default=1000, help="that are watched at a time")
+    parser.add_argument("--processes", type=int, default=50, help="that share the watching, besides one alone")
+    parser.add_argument("--tools", nargs="+", choices=["watcher", "loop"], default=["watcher", "loop"])
     return parser
 
 

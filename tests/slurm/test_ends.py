@@ -25,9 +25,9 @@ class LostState(LocalScheduler):
     def timing(self) -> Timing:
         return replace(super().timing, lost=0.3)
 
-    def queue(self, job_ids: Collection[str]) -> dict[str, QueueRow]:
+    def queue(self, job_ids: Collection[str] | None) -> dict[str, QueueRow]:
         other = QueueRow("", JobState.COMPLETED, None, "n1", "another job", 0, None, 0)
-        return {job_id: replace(other, job_id=job_id) for job_id in job_ids}
+        return {job_id: replace(other, job_id=job_id) for job_id in job_ids or ()}
 
 
 async def end_of(scheduler: LocalScheduler, folder: JobFolder, script: str) -> Outcome:

@@ -36,6 +36,7 @@ class Scripted:
     """A scheduler that does what a test says, one step per submission, and keeps the jobs that it made."""
 
     timing = Timing(0.01, 0.01, 0.01, 60, 0, 1)
+    identity = None
 
     def __init__(self, *steps: Exception | str) -> None:
         self.steps = list(steps)
@@ -61,7 +62,7 @@ class Scripted:
             if called == name and when >= since
         ]
 
-    def queue(self, job_ids: Collection[str]) -> dict[str, QueueRow]:
+    def queue(self, job_ids: Collection[str] | None) -> dict[str, QueueRow]:
         raise NotImplementedError
 
     def accounting(self, job_ids: Collection[str], since: datetime) -> dict[str, AccountingRow] | None:

@@ -196,6 +196,7 @@ CASES = [
     Case("another claim starts the clock again", {"row": row(S.CANCELLED), **claimed("queue FAILED 0")}, SETTLING, S.COMPLETING),
     Case("killed, purged between the looks", {"last_row": row(S.FAILED, status=768), **claimed("queue FAILED 0")}, FINAL, S.FAILED, C.CODE, 3, "no exit file"),
     Case("no log folder", twice(S.FAILED, status=53, reason="JobLaunchFailure"), FINAL, S.FAILED, C.LAUNCH, None, "could not start the script"),
+    Case("script killed by SIGKILL, which Slurm calls a launch failure", {**twice(S.FAILED, status=9, reason="JobLaunchFailure"), "start": started()}, FINAL, S.FAILED, C.UNKNOWN, 137, "killed by signal 9"),
     Case("0:53 alone", twice(S.FAILED, status=53), FINAL, S.FAILED, C.LAUNCH, None, "could not start the script"),
     Case("out of memory, the script too", twice(S.OUT_OF_MEMORY, status=125), FINAL, S.OUT_OF_MEMORY, C.MEMORY, None, "memory"),
     Case("time limit, ignored the signal", {**twice(S.TIMEOUT, status=15), "start": started()}, FINAL, S.TIMEOUT, C.TIME_LIMIT, 143),

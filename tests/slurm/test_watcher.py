@@ -103,6 +103,7 @@ class Mood:
     """Slurm as a test wants it: a queue row, an outage, an accounting row, changed while the watcher looks."""
 
     timing = FAST
+    identity = None
 
     def __init__(self) -> None:
         self.row: QueueRow | None = QueueRow("7", JobState.PENDING, "Priority", "", "n", 0, None)
@@ -111,7 +112,8 @@ class Mood:
         self.queries: list[int] = []
         self.accountings = 0
 
-    def queue(self, job_ids: Collection[str]) -> dict[str, QueueRow]:
+    def queue(self, job_ids: Collection[str] | None) -> dict[str, QueueRow]:
+        assert job_ids is not None
         self.queries.append(len(job_ids))
         if self.down:
             raise SchedulerUnreachable("squeue failed: connect failure")
@@ -217,6 +219,17 @@ async def test_without_an_exit_file_accounting_settles_it(folder: JobFolder) -> 
     outcome = await Watched(mood, folder).task
     assert (outcome.state, outcome.succeeded) == (JobState.OUT_OF_MEMORY, False)
     assert mood.accountings >= 2
+
+
+async def test_an_exit_file_that_came_after_the_scan_still_tells_how_it_ended(folder: JobFolder) -> None:
+    mood = Mood()
+    mood.row = QueueRow("7", JobState.RUNNING, None, "n1", "n", 0, None)
+    job = Watched(mood, folder, Watcher(mood, replace(FAST, exit_scan=3600)))
+    await job.shows(JobState.RUNNING)
+    job.exits(3)
+    mood.row = QueueRow("7", JobState.FAILED, None, "n1", "n", 0, None, 3 << 8)
+    outcome = await job.task
+    assert (outcome.exit_code, outcome.detail) == (3, "ended with code 3")
 
 
 async def test_a_job_that_nobody_knows_is_lost_after_a_while(folder: JobFolder) -> None:
