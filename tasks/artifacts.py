@@ -20,9 +20,9 @@ from trainium.run.records import StageRecord
 from trainium.run.report import cell
 from trainium.text import duration
 
-# How long the API may take. Prefect tries again for a minute when its server is away, and a bar is moved every few
-# seconds by somebody who also looks whether the job has ended.
-PATIENCE, PATIENCE_WITH_A_BAR = 60.0, 5.0  # seconds
+# How long the API may take. Prefect tries again for a minute when its server is away; meanwhile nobody would submit the
+# next job, or look whether the one behind a bar has ended. report.md has what is not shown.
+PATIENCE, PATIENCE_WITH_A_BAR = 10.0, 5.0  # seconds
 MAX_ROWS = 500  # the UI has no limit of its own and slows down with thousands
 
 

@@ -52,7 +52,7 @@ class Command:
 
     def __init__(self, folder: RunFolder, log: Path) -> None:
         self.log = log
-        argv = [sys.executable, "-m", "tests.flows.light", "run", "rehearsal"]
+        argv = [sys.executable, "-X", "faulthandler", "-m", "tests.flows.light", "run", "rehearsal"]
         argv += ["--run", folder.name, "--runs", str(folder.path.parent)]
         with log.open("w") as output:
             self.process = subprocess.Popen(
@@ -76,6 +76,8 @@ class Command:
         try:
             return self.process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
+            self.process.send_signal(signal.SIGABRT)  # its threads say where they are
+            self.process.wait()
             raise AssertionError(f"still there:\n{self.text()}") from None
 
 
@@ -102,7 +104,10 @@ def until_submitted(folder: RunFolder, diagnose: Callable[[], str]) -> JobRecord
 
     def look() -> JobRecord | None:
         diagnose()
-        return _latest(folder).read_job() if folder.attempts("train") and _latest(folder).read_start() else None
+        job = _latest(folder) if folder.attempts("train") else None
+        record = job.read_job() if job else None
+        # A cancelled one is still the latest while the next start looks whether it has ended.
+        return record if job and record and job.read_start() and record.cancel_requested is None else None
 
     return until("a running job", look, PATIENCE, diagnose)
 
