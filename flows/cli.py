@@ -154,6 +154,7 @@ def _finetune(recipe: str, run_name: str, *, cluster: Any, **parameters: Any) ->
                 f"\nEnded by a signal. The job of run {run_name}, if one is in the queue, goes on; start the same run "
                 "again to follow it.",
                 highlight=False,
+                soft_wrap=True,
             )
         raise
     except CancelledRun:

@@ -255,6 +255,7 @@ def test_a_server_that_is_away_changes_nothing(server: PrefectServer, module_fol
     assert flow_runs(module_folder)[0].state_type is StateType.COMPLETED
 
 
+@pytest.mark.slow
 def test_a_lost_database_loses_no_job(server: PrefectServer, tmp_path: Path) -> None:
     """Two flows go on beside a server that does not know them. One dies then, the other one's job ends."""
     dies, ends = (RunFolder(tmp_path / "runs" / name) for name in ("dies", "ends"))
