@@ -1,14 +1,16 @@
-"""Register with a Prefect server what the deployments refer to: work pool, block types, block documents.
+"""Register with a Prefect server what the deployments refer to: work pool, block types, block documents, automations.
 
     python -m deployments.register [--runs runs] [--slurm-runs /fsx/runs --nxdt-examples PATH [--nxdt-activate PATH]]
+                                   [--silent-after 90]
 
-Safe to repeat: a document that exists is left as it was edited in the UI.
+Safe to repeat: a document or an automation that exists is left as it was edited in the UI.
 """
 
 import argparse
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 
 from prefect import get_client
@@ -17,13 +19,17 @@ from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.exceptions import ObjectAlreadyExists
 
 from blocks import HuggingFaceHub, LocalCluster, NeuronToolchain, S3Storage, SlurmCluster
+from deployments.automations import SILENT_AFTER, automations, deploy_maintenance, register_automations
 
 WORK_POOL = "trainium"
 BLOCK_TYPES: tuple[type[Block], ...] = (SlurmCluster, LocalCluster, NeuronToolchain, HuggingFaceHub, S3Storage)
 
 
-async def register(documents: Sequence[tuple[str, Block]]) -> list[str]:
-    """Make work pool and block types, and the documents that are not there yet; returns the slugs that were made."""
+async def register(documents: Sequence[tuple[str, Block]], silent_after: timedelta = SILENT_AFTER) -> list[str]:
+    """Make work pool, block types and maintenance deployments, and the documents and automations that are not there.
+
+    Returns the slugs and names of those that were made.
+    """
     async with get_client() as client:
         with suppress(ObjectAlreadyExists):
             await client.create_work_pool(WorkPoolCreate(name=WORK_POOL, type="process"))
@@ -36,6 +42,9 @@ async def register(documents: Sequence[tuple[str, Block]]) -> list[str]:
         except ValueError:  # "… already exists": whoever edited it in the UI keeps it
             continue
         made.append(f"{block.get_block_type_slug()}/{name}")
+    async with get_client() as client:
+        reap_id, recover_id = await deploy_maintenance(client, WORK_POOL)
+        made += await register_automations(client, automations(reap_id, recover_id, silent_after))
     return made
 
 
@@ -55,7 +64,9 @@ def documents(
 
 
 async def _main(arguments: argparse.Namespace) -> None:
-    made = await register(documents(**vars(arguments)))
+    given = vars(arguments)
+    silent_after = timedelta(seconds=given.pop("silent_after"))
+    made = await register(documents(**given), silent_after)
     print(f"work pool {WORK_POOL}, {len(BLOCK_TYPES)} block types; made: {', '.join(made) or 'nothing new'}")
 
 
@@ -65,7 +76,21 @@ def main() -> None:
     parser.add_argument("--slurm-runs", type=Path, help="runs folder on the cluster's shared filesystem")
     parser.add_argument("--nxdt-examples", type=Path, help="folder `examples` of neuronx-distributed-training")
     parser.add_argument("--nxdt-activate", type=Path, help="bin/activate of the NxDT environment")
+    parser.add_argument(
+        "--silent-after",
+        type=_window,
+        default=SILENT_AFTER.total_seconds(),
+        metavar="SECONDS",
+        help="without a heartbeat for so long a run counts as crashed (default %(default).0f; one is sent every 30)",
+    )
     asyncio.run(_main(parser.parse_args()))
+
+
+def _window(text: str) -> float:
+    with suppress(ValueError):
+        if 10 <= float(text) <= 86_400:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 10 (Prefect's own least) to 86400")
 
 
 if __name__ == "__main__":

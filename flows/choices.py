@@ -1,11 +1,14 @@
 """From the names on the command line to the blocks that the flow takes."""
 
+import contextvars
+import signal
+import threading
 from pathlib import Path
 from typing import Any, TypeVar
 
 from prefect import get_client
 from prefect.blocks.core import Block
-from prefect.settings import PREFECT_API_URL
+from prefect.settings import PREFECT_API_URL, PREFECT_SERVER_ALLOW_EPHEMERAL_MODE
 
 from blocks import HuggingFaceHub, LocalCluster, NeuronToolchain, S3Storage, SlurmCluster
 from flows.finetune import default_cluster, default_toolchain
@@ -56,7 +59,9 @@ def reach_prefect() -> None:
     """A server that the user's settings name and that is down would show itself as a traceback of the HTTP client."""
     url = PREFECT_API_URL.value()
     if url is None:
-        return  # Prefect then starts a server of its own
+        if PREFECT_SERVER_ALLOW_EPHEMERAL_MODE.value():
+            _start_a_server()
+        return
     with get_client(sync_client=True) as client:
         error = client.api_healthcheck()
     if error is not None:
@@ -64,6 +69,31 @@ def reach_prefect() -> None:
             f"Prefect's server at {url} does not answer ({error}). Start it with `prefect server start`, or unset "
             "PREFECT_API_URL (`prefect config unset PREFECT_API_URL`) to do without a server of your own."
         )
+
+
+def _start_a_server() -> None:
+    """Prefect's temporary server, which would start at the first call, but deaf to the terminal's Ctrl-C and hang-up.
+
+    They go to every process of the terminal: the flow would have nobody left to tell that it was interrupted, and
+    would try for a minute. Its end is SIGTERM, by Prefect's atexit function.
+    """
+    from prefect.server.api.server import SubprocessASGIServer  # seconds of import, needed here only
+
+    failed: list[BaseException] = []
+
+    def start() -> None:
+        # A process that is started inherits the mask of the thread that does it. Only this thread is deaf meanwhile.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
+        try:
+            SubprocessASGIServer().start()
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=contextvars.copy_context().run, args=(start,), daemon=True)
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
 
 
 def _load(block: type[B], name: str, option: str, instead: str = "") -> B:

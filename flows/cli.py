@@ -8,6 +8,7 @@ import os
 import shlex
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -125,26 +126,45 @@ def cancel(
 
 
 def _finetune(recipe: str, run_name: str, *, cluster: Any, **parameters: Any) -> None:
-    from prefect.exceptions import CancelledRun
+    import httpx
+    from prefect.exceptions import CancelledRun, ObjectNotFound
 
     from flows.choices import reach_prefect
     from flows.finetune import finetune
+    from flows.signals import CtrlC, ends_with_clean_up
     from flows.terminal import TerminalListener
     from tasks.cancellation import cancel_jobs
     from tasks.listening import listening
     from trainium.run.folder import RunFolder
 
     folder = RunFolder.named(cluster.runs, run_name)
+    ends_with_clean_up()
     reach_prefect()
     console.print(f"Run [bold]{run_name}[/] in {escape(str(folder.path))}", highlight=False, soft_wrap=True)
+    ctrl_c = CtrlC()
     try:
         with listening(TerminalListener(console)):
-            report = asyncio.run(finetune(recipe, run_name=run_name, cluster=cluster, **parameters))
+            flow = finetune(recipe, run_name=run_name, cluster=cluster, **parameters)
+            report = asyncio.run(ctrl_c.counted(flow))
     except (KeyboardInterrupt, asyncio.CancelledError):
-        _detached(folder, lambda: cancel_jobs(folder))
+        _detached(folder, lambda: cancel_jobs(folder), ctrl_c.presses)
+    except SystemExit:
+        with suppress(OSError):  # a terminal that hung up
+            errors.print(
+                f"\nEnded by a signal. The job of run {run_name}, if one is in the queue, goes on; start the same run "
+                "again to follow it.",
+                highlight=False,
+                soft_wrap=True,
+            )
+        raise
     except CancelledRun:
         errors.print(f"\nRun {run_name} was cancelled in Prefect, and its job with it.", highlight=False)
         raise typer.Exit(FAILED) from None
+    except (httpx.HTTPError, ObjectNotFound) as error:
+        raise StageFailed(
+            f"Prefect's server could not be told how run {run_name} ended ({error}). The run folder knows: start the "
+            "same run again, and what is done is not done again."
+        ) from error
     console.print(
         f"\nReport: {report}\nModel:  {folder.path / 'export'}", markup=False, highlight=False, soft_wrap=True
     )
@@ -171,22 +191,26 @@ def _print_dry_run(recipe: Any, run_name: str, cluster: Any, toolchain: Any) -> 
         print(f"### {title}\n{text}\n")
 
 
-def _detached(folder: Any, cancel_now: Any) -> None:
-    """After the first Ctrl-C: the job goes on; a second one cancels it."""
-    errors.print(
-        f"\nDetached from run {folder.name}: its job, if one is in the queue, goes on.\n"
-        "Start the same run again to follow it. To cancel it:\n"
-        f"  trainium cancel {folder.name} --runs {shlex.quote(str(folder.path.parent))}\n"
-        f"Ctrl-C again within {SECOND_CTRL_C:.0f} s cancels it now.",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
-    )
+def _detached(folder: Any, cancel_now: Any, presses: int) -> None:
+    """After the first Ctrl-C: the job goes on; a second one, now or while the flow ended, cancels it."""
+    if presses < 2:
+        errors.print(
+            f"\nDetached from run {folder.name}: its job, if one is in the queue, goes on.\n"
+            "Start the same run again to follow it. To cancel it:\n"
+            f"  trainium cancel {folder.name} --runs {shlex.quote(str(folder.path.parent))}\n"
+            f"Ctrl-C again within {SECOND_CTRL_C:.0f} s cancels it now.",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
     try:
-        time.sleep(SECOND_CTRL_C)
+        if presses < 2:
+            time.sleep(SECOND_CTRL_C)
+            raise typer.Exit(FAILED)
     except KeyboardInterrupt:
-        ids = cancel_now()
-        errors.print(f"Cancelled: {', '.join(ids)}" if ids else "There was no job to cancel.", highlight=False)
+        pass
+    ids = cancel_now()
+    errors.print(f"Cancelled: {', '.join(ids)}" if ids else "There was no job to cancel.", highlight=False)
     raise typer.Exit(FAILED)
 
 

@@ -9,7 +9,7 @@ from prefect import flow, runtime
 from prefect.states import Cancelled
 
 from blocks import HuggingFaceHub, LocalCluster, NeuronToolchain, S3Storage, SlurmCluster, remember
-from flows.lifecycle import InterruptedByApi, cancel_left_jobs, kept_alive, label_run
+from flows.lifecycle import InterruptedByApi, cancel_left_jobs, kept_alive, labelled
 from tasks.compile import compile_graphs
 from tasks.context import Run
 from tasks.convert import convert
@@ -66,10 +66,9 @@ async def finetune(
     lease = folder.start(recipe_yaml(values), frozen_part(values), lambda old: difference(old, frozen_part(values)))
     try:
         remember(cluster, folder.cluster)
-        await label_run(folder)
         site = Site(values, folder, cluster, toolchain or default_toolchain(values))
         run = Run(site, lease, hub=hub, storage=storage, listeners=current_listeners())
-        async with kept_alive(lease):
+        async with labelled(folder), kept_alive(lease):
             await _stages(run)
         return await write_report(run)
     except InterruptedByApi:

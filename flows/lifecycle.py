@@ -1,6 +1,7 @@
-"""How a flow lives beside its run folder: heartbeats, cancellation, and what is left when it dies."""
+"""How a flow lives beside its run folder: heartbeats, cancellation, signals, and what is left when it dies."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -8,25 +9,56 @@ from typing import Any
 
 from prefect import get_client, runtime
 from prefect.client.schemas.objects import FlowRun, State
+from prefect.exceptions import TerminationSignal
 from prefect.flows import Flow
+from prefect.settings import PREFECT_API_URL
 
-from tasks.cancellation import cancel_jobs, interrupt_when_cancelled
+from flows.signals import cancelled_by_signals
+from tasks.cancellation import API_TIMEOUT, WATCH_EVERY, cancel_jobs, watch_own_state
+from tasks.listening import current_listeners
+from tasks.stage import log
 from trainium.run.folder import RunFolder
 from trainium.run.lease import HEARTBEAT_EVERY, Lease
 
 LABEL = "trainium.run-folder"
+# How long the end of a run waits for a server that is away, to be shown there. The run folder has it all already.
+API_PATIENCE = 600.0  # seconds
 
 
 class InterruptedByApi(Exception):
     """The flow run was cancelled through the API, and what it was doing has been stopped."""
 
 
-async def label_run(folder: RunFolder) -> None:
-    """Leave the run folder's path on the flow run, for whoever has to clean up after this process."""
+@asynccontextmanager
+async def labelled(folder: RunFolder) -> AsyncIterator[None]:
+    """Leave the run folder's path on the flow run, for whoever has to clean up after this process.
+
+    A server that is away gets it as soon as it is back.
+    """
+    again = None if await _label(folder) else asyncio.create_task(_label_until_done(folder))
+    try:
+        yield
+    finally:
+        if again is not None:
+            again.cancel()
+
+
+async def _label_until_done(folder: RunFolder) -> None:
+    while not await _label(folder):
+        await asyncio.sleep(WATCH_EVERY)
+
+
+async def _label(folder: RunFolder) -> bool:
     flow_run_id = runtime.flow_run.id
-    if flow_run_id is not None:
-        async with get_client() as client:
+    if flow_run_id is None:
+        return True
+    try:
+        async with asyncio.timeout(API_TIMEOUT), get_client() as client:
             await client.update_flow_run_labels(flow_run_id, {LABEL: str(folder.path)})
+    except Exception as error:  # whatever the client raises
+        log(f"Prefect was not told where the run folder is: {error}")
+        return False
+    return True
 
 
 async def cancel_left_jobs(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
@@ -42,9 +74,11 @@ async def cancel_left_jobs(flow: Flow[..., Any], flow_run: FlowRun, state: State
 
 @asynccontextmanager
 async def kept_alive(lease: Lease) -> AsyncIterator[None]:
-    """While inside, the lease has a heartbeat, and a cancellation through the API raises InterruptedByApi.
+    """While inside, the lease has a heartbeat, signals end the flow in order, and so does a cancellation by the API.
 
-    Raises LeaseLost when another process took the run over, or somebody deleted its folder.
+    Raises LeaseLost when another process took the run over, or somebody deleted its folder; InterruptedByApi;
+    TerminationSignal (Prefect's, for its engine) after SIGTERM or SIGHUP. What ends by itself, well or not, first
+    waits for a server that is away: Prefect would otherwise never hear of the end.
     """
     main = asyncio.current_task()
     assert main is not None
@@ -62,17 +96,48 @@ async def kept_alive(lease: Lease) -> AsyncIterator[None]:
 
     heart = asyncio.create_task(beat())
     heart.add_done_callback(stop_with_it)
-    watch = asyncio.create_task(interrupt_when_cancelled(main))
-    try:
-        yield
-    except asyncio.CancelledError:
-        if heart.done() and not heart.cancelled() and (lost := heart.exception()) is not None:
+    watch = asyncio.create_task(watch_own_state(main))
+    with cancelled_by_signals(main) as told:
+        try:
+            try:
+                yield
+            except Exception:
+                await _until_the_api_answers()
+                raise
+            await _until_the_api_answers()
+        except asyncio.CancelledError:
+            if heart.done() and not heart.cancelled() and (lost := heart.exception()) is not None:
+                main.uncancel()
+                raise lost from None
+            if told.number is not None:
+                main.uncancel()
+                raise TerminationSignal(told.number) from None
+            if not watch.done() or watch.exception() is not None:
+                raise  # Ctrl-C, or whoever runs this flow among other things
             main.uncancel()
-            raise lost from None
-        if not watch.done() or watch.exception() is not None:
-            raise  # a signal, or whoever runs this flow among other things
-        main.uncancel()
-        raise InterruptedByApi from None
-    finally:
-        heart.cancel()
-        watch.cancel()
+            raise InterruptedByApi from None
+        finally:
+            heart.cancel()
+            watch.cancel()
+
+
+async def _until_the_api_answers() -> None:
+    """Returns at once where there is no server, or only one of this process, which would not come back."""
+    if runtime.flow_run.id is None or PREFECT_API_URL.value() is None:
+        return
+    until = time.monotonic() + API_PATIENCE
+    while not await _api_answers():
+        if time.monotonic() > until:
+            log(f"Prefect's server has been away for {API_PATIENCE:.0f} s: the run ends without it")
+            return
+        for listener in current_listeners():
+            listener.progress("prefect", "waiting for Prefect's server, to tell it of the end", None)
+        await asyncio.sleep(WATCH_EVERY)
+
+
+async def _api_answers() -> bool:
+    try:
+        async with asyncio.timeout(API_TIMEOUT), get_client() as client:
+            return await client.api_healthcheck() is None
+    except TimeoutError:
+        return False

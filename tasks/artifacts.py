@@ -1,5 +1,6 @@
 """What the Prefect UI shows of a stage. Keys are the same in every run, so the UI keeps their history."""
 
+import asyncio
 import base64
 from collections.abc import Awaitable, Callable, Sequence
 from io import BytesIO
@@ -19,6 +20,9 @@ from trainium.run.records import StageRecord
 from trainium.run.report import cell
 from trainium.text import duration
 
+# How long the API may take. Prefect tries again for a minute when its server is away; meanwhile nobody would submit the
+# next job, or look whether the one behind a bar has ended. report.md has what is not shown.
+PATIENCE, PATIENCE_WITH_A_BAR = 10.0, 5.0  # seconds
 MAX_ROWS = 500  # the UI has no limit of its own and slows down with thousands
 
 
@@ -57,9 +61,11 @@ class Progress:
         percent = round(100 * min(max(fraction, 0.0), 1.0), 1)
         made = self._id
         if made is None:
-            self._id = await _show(lambda: acreate_progress_artifact(percent, key=self._key, description=text))
+            self._id = await _show(
+                lambda: acreate_progress_artifact(percent, key=self._key, description=text), PATIENCE_WITH_A_BAR
+            )
         else:
-            await _show(lambda: aupdate_progress_artifact(made, percent, description=text))
+            await _show(lambda: aupdate_progress_artifact(made, percent, description=text), PATIENCE_WITH_A_BAR)
 
 
 def loss_curve(points: Sequence[tuple[int, float]]) -> str:
@@ -79,14 +85,15 @@ def loss_curve(points: Sequence[tuple[int, float]]) -> str:
     return f"![Training loss](data:image/png;base64,{image})"
 
 
-async def _show(make: Callable[[], Awaitable[UUID]]) -> UUID | None:
+async def _show(make: Callable[[], Awaitable[UUID]], patience: float = PATIENCE) -> UUID | None:
     """The artifact's id; None where there is nothing to show it in, and when the API does not take it."""
     try:
         get_run_context()
     except MissingContextError:  # stages can run outside Prefect, in tests and by hand
         return None
     try:
-        return await make()
+        async with asyncio.timeout(patience):
+            return await make()
     except Exception as error:  # whatever the client raises: a server that restarts must not end a training of days
-        get_logger("trainium").warning("not shown in the UI: %s", error)
+        get_logger("trainium").warning("not shown in the UI: %s", str(error) or "no answer")
         return None

@@ -5,10 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from prefect import get_client
 from prefect.client.schemas.objects import FlowRun
 from pydantic import SecretStr
 
 from blocks import HuggingFaceHub, NeuronToolchain, S3Storage
+from deployments.automations import CANCELLED, CRASHED
 from tests.flows.surface import Process, Worker, command, flow_run, reference, start, watched_processes
 from trainium.run.folder import RunFolder
 
@@ -59,6 +61,11 @@ def surface(prefect_server: str, tmp_path_factory: pytest.TempPathFactory) -> Su
     """Everything as the README has it, from a shell. The second deployment's blocks do not exist: it deploys anyway."""
     runs = tmp_path_factory.mktemp("surface") / "runs"
     command("deployments.register", "--runs", str(runs))
+    # They would start killed flows again and put flows of their own into the worker; test_interruptions has them.
+    with get_client(sync_client=True) as client:
+        for name in (CRASHED, CANCELLED):
+            (automation,) = client.read_automations_by_name(name)
+            client.pause_automation(automation.id)
     return Surface(runs, command("prefect", "--no-prompt", "deploy", "--all"))
 
 
