@@ -15,10 +15,19 @@ from slurm.local import LocalScheduler
 from slurm.scheduler import Scheduler
 from trainium.errors import UserError
 from trainium.files import read_json, write_json
+from trainium.run import lease
 
 
 class BrokenClusterFile(UserError):
     """The file that says where a run's jobs are cannot be read."""
+
+
+_STALE_AFTER: Any = Field(
+    default=timedelta(seconds=lease.STALE_AFTER),
+    gt=timedelta(0),
+    description="How long a run's flow may give no sign of life before another start may take the run over; it gives "
+    f"{lease.BEATS} in that time (ISO 8601: PT1M is a minute).",
+)
 
 
 class Cluster(Protocol):
@@ -27,6 +36,7 @@ class Cluster(Protocol):
     runs: Path
     python: Path
     adopt_within: timedelta
+    stale_after: timedelta
 
     @property
     def queue(self) -> str:
@@ -57,6 +67,7 @@ class SlurmCluster(Block):
         description="How long a submission whose answer was lost is looked for before it is made again (ISO 8601: "
         "PT1M is a minute).",
     )
+    stale_after: timedelta = _STALE_AFTER
 
     @property
     def queue(self) -> str:
@@ -81,6 +92,7 @@ class LocalCluster(Block):
         description="How long a submission whose answer was lost is looked for before it is made again (ISO 8601: "
         "PT2S is two seconds).",
     )
+    stale_after: timedelta = _STALE_AFTER
 
     @property
     def queue(self) -> str:

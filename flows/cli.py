@@ -42,6 +42,10 @@ RunOption = Annotated[
     str | None, typer.Option("--run", help="Name of the run; starting it again goes on where it stopped.")
 ]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print what would be submitted, and submit nothing.")]
+WaitOption = Annotated[
+    bool,
+    typer.Option("--wait", help="While another start of this run is alive, wait for its end and go on from there."),
+]
 
 
 @app.command()
@@ -72,6 +76,7 @@ def run(
     storage: Annotated[
         str | None, typer.Option(help="Name of a registered S3 Storage block. Default: boto3's own credentials.")
     ] = None,
+    wait: WaitOption = False,
     dry_run: DryRunOption = False,
 ) -> None:
     """Run a recipe from the base model to the verified export."""
@@ -90,7 +95,7 @@ def run(
         return
     _check(values, where.runs, name)
     sources = {"hub": choices.hub(hub), "storage": choices.storage(storage)}
-    _finetune(recipe, name, overrides=given, cluster=where, toolchain=tools, **sources)
+    _finetune(recipe, name, overrides=given, cluster=where, toolchain=tools, wait_for_run=wait, **sources)
 
 
 @app.command()
@@ -100,9 +105,10 @@ def rehearse(
     ] = None,
     run_name: RunOption = None,
     runs: RunsOption = Path("runs"),
+    wait: WaitOption = False,
 ) -> None:
     """Run the whole chain on this machine, with the stand-in toolchain that trains on CPUs."""
-    run("rehearsal", overrides, run_name=run_name, runs=runs, cluster="local", toolchain="rehearsal")
+    run("rehearsal", overrides, run_name=run_name, runs=runs, cluster="local", toolchain="rehearsal", wait=wait)
 
 
 @app.command()

@@ -1,6 +1,5 @@
 """The parent flow: from a model name and a dataset to a fine-tuned, verified model."""
 
-import asyncio
 from datetime import datetime
 from pathlib import Path
 from typing import cast
@@ -9,6 +8,7 @@ from prefect import flow, runtime
 from prefect.states import Cancelled
 
 from blocks import HuggingFaceHub, LocalCluster, NeuronToolchain, S3Storage, SlurmCluster, remember
+from flows.entering import entered
 from flows.lifecycle import InterruptedByApi, cancel_left_jobs, kept_alive, labelled
 from tasks.compile import compile_graphs
 from tasks.context import Run
@@ -27,6 +27,7 @@ from trainium.config.overrides import RecipeOverrides
 from trainium.config.recipe import difference, frozen_part, load_recipe, recipe_yaml
 from trainium.config.schema import Recipe
 from trainium.run.folder import RunFolder, check_run_name
+from trainium.run.lease import Lease
 
 DEFAULT_RUNS = Path("runs")
 
@@ -40,6 +41,7 @@ async def finetune(
     toolchain: NeuronToolchain | None = None,
     hub: HuggingFaceHub | None = None,
     storage: S3Storage | None = None,
+    wait_for_run: bool = False,
 ) -> Path:
     """Fine-tune a model on AWS Trainium.
 
@@ -56,6 +58,8 @@ async def finetune(
         hub: Where the base model comes from, and the token for it. Default: the hub that HF_ENDPOINT names, or the
             public one, with the token of HF_TOKEN or `hf auth login`.
         storage: Where an s3:// dataset comes from. Default: Amazon's S3 with boto3's own credentials.
+        wait_for_run: While another start of this run is alive, wait until it is done or dead and then go on, instead of
+            being refused. A retry of the same flow run always waits: what is alive then is often its own first try.
 
     Returns:
         The path of the run's report. A run that is cancelled through the API raises Prefect's CancelledRun.
@@ -63,19 +67,24 @@ async def finetune(
     values = load_recipe(recipe, overrides.as_dotlist() if isinstance(overrides, RecipeOverrides) else overrides or ())
     cluster = cluster or default_cluster(values)
     folder = RunFolder.named(cluster.runs, run_name or default_run_name(values, runtime.flow_run.scheduled_start_time))
-    lease = folder.start(recipe_yaml(values), frozen_part(values), lambda old: difference(old, frozen_part(values)))
+    wait = wait_for_run or runtime.flow_run.run_count > 1
+    contest, frozen = folder.contest(cluster.stale_after.total_seconds()), frozen_part(values)
+
+    def start() -> Lease:
+        return folder.start(recipe_yaml(values), frozen, lambda old: difference(old, frozen), contest)
+
     try:
-        remember(cluster, folder.cluster)
-        site = Site(values, folder, cluster, toolchain or default_toolchain(values))
-        run = Run(site, lease, hub=hub, storage=storage, listeners=current_listeners())
-        async with labelled(folder), kept_alive(lease):
-            await _stages(run)
-        return await write_report(run)
+        async with entered(start, contest, wait=wait) as lease:
+            remember(cluster, folder.cluster)
+            site = Site(values, folder, cluster, toolchain or default_toolchain(values))
+            run = Run(site, lease, hub=hub, storage=storage, listeners=current_listeners())
+            async with labelled(folder), kept_alive(lease):
+                await _stages(run)
+            lease.check()
+            return await write_report(run)
     except InterruptedByApi:
         # What a flow returns as a state becomes the run's; any exception would make it Failed or Crashed.
         return cast(Path, Cancelled(message="Cancelled through the API, and the run's job with it."))
-    finally:
-        await asyncio.to_thread(lease.release)
 
 
 async def _stages(run: Run) -> None:

@@ -18,7 +18,7 @@ from tasks.cancellation import API_TIMEOUT, WATCH_EVERY, cancel_jobs, watch_own_
 from tasks.listening import current_listeners
 from tasks.stage import log
 from trainium.run.folder import RunFolder
-from trainium.run.lease import HEARTBEAT_EVERY, Lease
+from trainium.run.lease import Lease
 
 LABEL = "trainium.run-folder"
 # How long the end of a run waits for a server that is away, to be shown there. The run folder has it all already.
@@ -85,8 +85,8 @@ async def kept_alive(lease: Lease) -> AsyncIterator[None]:
 
     async def beat() -> None:
         while True:
-            await asyncio.sleep(HEARTBEAT_EVERY)
-            # A full disk may have room again before the job ends; the lease is checked at every submission.
+            await asyncio.sleep(lease.beat_every)
+            # The filesystem may answer again before the job ends; the lease is checked at every submission.
             with suppress(OSError):
                 await asyncio.to_thread(lease.beat)
 

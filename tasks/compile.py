@@ -1,8 +1,13 @@
 """Stage compile: all graphs ahead of time, and the gate that finds the errors hidden in the logs."""
 
+from collections.abc import Callable
+from pathlib import Path
+
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
+from slurm.spec import JobSpec
+from tasks.compile_cache import cache_to_itself
 from tasks.context import Run
 from tasks.jobs import failure_lines, output, run_job
 from tasks.launching import prepare_launch
@@ -32,7 +37,16 @@ async def _skip(run: Run) -> StageResult:
 
 
 async def _compile(run: Run) -> StageResult:
-    job = await run_job(run, "compile", lambda path: prepare_launch(run.site, path, "compile", "compile"))
+    async with cache_to_itself(run) as check_cache:
+        return await _compile_alone(run, check_cache)
+
+
+async def _compile_alone(run: Run, check_cache: Callable[[], None]) -> StageResult:
+    def describe(path: Path) -> JobSpec:
+        check_cache()
+        return prepare_launch(run.site, path, "compile", "compile")
+
+    job = await run_job(run, "compile", describe)
     verdict = compile_gate(
         [job.folder.log], nodes=run.recipe.resources.nodes, results=job.folder.path, cache=run.places.cache
     )

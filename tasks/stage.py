@@ -46,6 +46,7 @@ async def run_stage(
 ) -> StageRecord:
     """Do the work, or return the record of the time it was done with equal inputs."""
     key = digest({"stage": stage, "inputs": inputs, "after": [_key_of(run, before) for before in AFTER[stage]]})
+    run.lease.check()  # the folder may have been made again by another run
     done = run.folder.finished(stage, key)
     if done:
         _tell(run, done, skipped=True)
@@ -78,6 +79,7 @@ async def run_stage(
         facts=result.facts,
         table=result.table,
     )
+    run.lease.check()
     run.folder.finish(record)
     _tell(run, record, skipped=False)
     await show_record(record)

@@ -29,8 +29,14 @@ EXAMPLES: tuple[Block, ...] = (
         python=Path("/fsx/v/bin/python"),
         slurm_conf=Path("/opt/slurm/etc/slurm.conf"),
         adopt_within=timedelta(seconds=90),
+        stale_after=timedelta(seconds=45),
     ),
-    LocalCluster(runs=Path("/tmp/runs"), python=Path("/usr/bin/python3"), adopt_within=timedelta(seconds=5)),
+    LocalCluster(
+        runs=Path("/tmp/runs"),
+        python=Path("/usr/bin/python3"),
+        adopt_within=timedelta(seconds=5),
+        stale_after=timedelta(seconds=7),
+    ),
     NeuronToolchain(
         examples=Path("/fsx/nxdt/examples"),
         activate=Path("/fsx/env/bin/activate"),

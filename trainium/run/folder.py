@@ -11,7 +11,8 @@ from typing import Any
 
 from trainium.errors import UserError
 from trainium.files import read_json, write_atomic, write_json
-from trainium.run.lease import Lease, LeaseLost
+from trainium.run.holder import user_name
+from trainium.run.lease import STALE_AFTER, Contest, Lease, LeaseLost
 from trainium.run.records import JobNote, StageRecord
 
 # What every filesystem, Slurm's %-expansion, a shell and a URL leave alone. No leading dot or dash: hidden, an option.
@@ -42,6 +43,10 @@ def check_run_name(name: str) -> str:
 
 class SourceChanged(UserError):
     """The base model or the rows are not the ones that the run's jobs worked with."""
+
+
+class NotYourRun(UserError):
+    """Somebody else started the run: only their look-ups in the queue would find its jobs."""
 
 
 class BrokenRun(UserError):
@@ -110,8 +115,9 @@ class RunFolder:
         return self.jobs / f"{stage}-{attempt}"
 
     def check_place(self) -> None:
-        """Raise RunsFolderError when this folder can neither be entered nor made. Touches nothing."""
-        there = next(folder for folder in (self.path, *self.path.parents) if folder.exists())
+        """Raise NotYourRun, or RunsFolderError when this folder can neither be entered nor made. Touches nothing."""
+        self._check_user()
+        there = next(folder for folder in (self.path, *self.path.parents) if os.path.exists(folder))  # noqa: PTH110
         if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
             why = "you may not write there" if there.is_dir() else "it is not a folder"
             raise RunsFolderError(
@@ -130,19 +136,29 @@ class RunFolder:
         """Random, made with the folder: a deleted and remade run of the same name is another run."""
         return str(self._ledger()["uid"])
 
+    def contest(self, stale_after: float = STALE_AFTER) -> Contest:
+        """A contender for this run, which remembers what it has seen of the one that has it. `stale_after`: seconds."""
+        return Contest(self.path / "lease", stale_after=stale_after)
+
     def start(
-        self, recipe_yaml: str, frozen: Mapping[str, Any], difference: Callable[[Mapping[str, Any]], list[str]]
+        self,
+        recipe_yaml: str,
+        frozen: Mapping[str, Any],
+        difference: Callable[[Mapping[str, Any]], list[str]],
+        contest: Contest | None = None,
     ) -> Lease:
         """Make the folder or enter it again, and take its lease.
 
         `frozen` are the values that decide the result; `difference` compares those of the first start with them and
-        names what changed. Once a job was submitted they stay: raises RecipeChanged; and RunBusy while another process
-        has the run. Nothing is changed then.
+        names what changed. Once a job was submitted they stay: raises RecipeChanged; RunBusy while another process
+        has the run, or may have it: asked again with the same contest, in the end one knows; NotYourRun when another
+        user has started it. Nothing is changed then.
         """
         self.check_place()
         self.path.mkdir(parents=True, exist_ok=True)
-        lease = Lease.take(self.path / "lease.json")
+        lease = (contest or self.contest()).take()
         try:
+            self._check_user()  # two users may have started it at once
             self._freeze(frozen, difference)
             write_atomic(self.recipe, recipe_yaml)
         except BaseException:
@@ -150,10 +166,26 @@ class RunFolder:
             raise
         return lease
 
+    def _check_user(self) -> None:
+        """Raise NotYourRun when another user has started the run."""
+        try:
+            owner = self._ledger()["user"]
+            if owner["id"] == os.geteuid():
+                return
+            name = str(owner["name"])
+        except (OSError, KeyError, TypeError, BrokenRun, LeaseLost):
+            return  # there is no run yet, or another check says what is wrong with it
+        raise NotYourRun(
+            f"run {self.name!r} in {self.path.parent} belongs to {name}, who started it first. Its jobs are "
+            f"{name}'s, and you could not find them in the queue. Give your run another name."
+        )
+
     def _freeze(self, frozen: Mapping[str, Any], difference: Callable[[Mapping[str, Any]], list[str]]) -> None:
         path = self.path / "run.json"
         if not path.exists():
-            write_json(path, {"uid": secrets.token_hex(5), "created": now(), "name": self.name, "frozen": frozen})
+            user = {"name": user_name(os.geteuid()), "id": os.geteuid()}
+            first = {"uid": secrets.token_hex(5), "created": now(), "name": self.name, "user": user}
+            write_json(path, {**first, "frozen": frozen})
             return
         ledger = self._ledger()
         changed = difference(ledger["frozen"])
@@ -238,6 +270,11 @@ class RunFolder:
         """Whether the ledger knows that this attempt's work is not to be used. False also while nobody knows."""
         ledger = self._ledger().get("attempts", [])
         return any((e["stage"], e["attempt"]) == (stage, attempt) and not e["succeeded"] for e in ledger)
+
+    def unended_attempts(self, stage: str) -> tuple[int, ...]:
+        """Those of which the ledger does not know an end: their jobs may live."""
+        ended = {e["attempt"] for e in self._ledger().get("attempts", []) if e["stage"] == stage}
+        return tuple(number for number in self.attempts(stage) if number not in ended)
 
     def finish(self, record: StageRecord) -> None:
         """Write the stage's record. Raises SourceChanged when jobs have worked with other content of the same source.

@@ -1,149 +1,221 @@
-"""One flow run per run folder at a time, on a filesystem that many machines see.
+"""One flow run per run folder at a time, on a filesystem that many machines see. `claims` has the files.
 
-The lease is a file with an owner and a generation. Taking it over raises the generation; the old owner, should it
-wake up, reads the file before everything that cannot be undone and finds that it has lost.
+Nobody waits for a lock, so an owner that is stopped at any moment blocks nobody. Whoever takes a lease over makes the
+claim of the next generation and removes the old owner's name; should the old owner wake up, it looks for both before
+everything that cannot be undone, and finds that it has lost. It finds the same when the run folder was deleted and made
+again.
+
+Clocks of two machines differ, and the time of a file may come from a third. So nobody is taken for dead by comparing
+times: a lease is taken over when its heartbeat has not changed while the contender watched it for the stale time by a
+clock that only counts seconds, or when its process belonged to this machine and is gone. A comparison of times only
+lets a start be refused at once where watching would take a while; clocks that are wrong by less than the stale time
+then refuse for that much longer.
 """
 
-import fcntl
-import getpass
+import errno
 import os
-import secrets
-import socket
+import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
-from typing import Any
 
 from trainium.errors import UserError
-from trainium.files import read_json, write_json
+from trainium.run import claims
+from trainium.run.holder import Holder
 
-STALE_AFTER = 60.0  # seconds without a heartbeat from another machine
-HEARTBEAT_EVERY = 10.0  # seconds
+STALE_AFTER = 60.0  # seconds; for a flow, the cluster block's `stale_after` counts
+BEATS = 6  # heartbeats, and a contender's looks, in the stale time
 
-
-class RunBusy(UserError):
-    """Another live process works on this run folder."""
+_NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTSUP, errno.ENOTDIR)
 
 
 class LeaseLost(RuntimeError):
-    """Another process took the run over; this one must touch nothing more."""
+    """Another process took the run over, or its folder was deleted; this one must touch nothing more."""
+
+
+class NoLease(UserError):
+    """The place of the lease cannot be written."""
+
+
+class Standing(Enum):
+    """FREE: nobody has it. ALIVE: its holder lives. SILENT: nobody knows yet. GONE: its holder is dead or stopped."""
+
+    FREE = "free"
+    ALIVE = "alive"
+    SILENT = "silent"
+    GONE = "gone"
 
 
 @dataclass(frozen=True)
-class Owner:
-    """One flow run of one process. Pids are reused, so the start time belongs to it; one process may run two flows."""
+class Seen:
+    """One look at a lease. `silent`: seconds without a sign of life, as far as clocks can be believed."""
 
-    user: str
-    host: str
-    pid: int
-    process_started: str
-    token: str
-
-    @classmethod
-    def me(cls) -> "Owner":
-        started = _start_time(os.getpid()) or ""
-        return cls(getpass.getuser(), socket.gethostname(), os.getpid(), started, secrets.token_hex(4))
-
-    def known_dead(self) -> bool:
-        """True only when it can be known: the process belonged to this machine and is gone."""
-        return self.host == socket.gethostname() and _start_time(self.pid) != self.process_started
+    generation: int
+    holder: Holder | None
+    standing: Standing
+    silent: float
 
     def __str__(self) -> str:
-        return f"{self.user}@{self.host} (process {self.pid})"
+        return f"{self.holder or 'somebody whose claim is damaged'}, last seen {self.silent:.0f} s ago"
 
 
-class Lease:
-    """The right to submit and cancel jobs of one run."""
+class RunBusy(UserError):
+    """Another process works on this run folder, or may do so."""
 
-    def __init__(self, path: Path, owner: Owner, generation: int) -> None:
-        self._path = path
-        self._owner = owner
-        self._generation = generation
-
-    @classmethod
-    def take(cls, path: Path, *, stale_after: float = STALE_AFTER) -> "Lease":
-        """Take the lease, or raise RunBusy naming who has it."""
-        owner = Owner.me()
-        with _locked(path):
-            held = _read(path)
-            if held is not None:
-                holder = Owner(**held["owner"])
-                silent = time.time() - held["heartbeat"]
-                if not held["released"] and not holder.known_dead() and silent < stale_after:
-                    raise RunBusy(
-                        f"The run in {path.parent} is being worked on by {holder}, last seen {silent:.0f} s ago. "
-                        "Wait for it, watch it in the Prefect UI, or give this run another name."
-                    )
-            lease = cls(path, owner, held["generation"] + 1 if held else 1)
-            lease._write(released=False)
-        return lease
-
-    def check(self) -> None:
-        """Raise LeaseLost unless this process still has the lease. Called right before every sbatch and scancel."""
-        held = _read(self._path)
-        if held is None:
-            raise LeaseLost(f"{self._path} is gone: the run folder was deleted while this flow was working in it.")
-        if held["generation"] != self._generation:
-            raise LeaseLost(f"The run in {self._path.parent} was taken over by {Owner(**held['owner'])}.")
-
-    def beat(self) -> None:
-        """Say that this process is alive. Raises LeaseLost when it no longer matters."""
-        if not self._path.parent.is_dir():
-            self.check()
-        with _locked(self._path):
-            self.check()
-            self._write(released=False)
-
-    def release(self) -> None:
-        """Give the lease back; harmless when it was lost."""
-        if not self._path.parent.is_dir():
-            return
-        with _locked(self._path):
-            held = _read(self._path)
-            if held is not None and held["generation"] == self._generation:
-                self._write(released=True)
-
-    def _write(self, *, released: bool) -> None:
-        write_json(
-            self._path,
-            {
-                "owner": asdict(self._owner),
-                "generation": self._generation,
-                "heartbeat": time.time(),
-                "released": released,
-            },
+    def __init__(self, folder: Path, seen: Seen) -> None:
+        self.seen = seen
+        super().__init__(
+            f"The run in {folder} is being worked on by {seen}. Wait for it (--wait), watch it in the Prefect UI, or "
+            "give this run another name."
         )
 
 
-def _read(path: Path) -> dict[str, Any] | None:
-    """The lease, or None when there is none. Raises RunBusy when it cannot be read: its owner may be alive."""
+class Lease:
+    """The right to submit and cancel jobs of one run, or to compile into one cache."""
+
+    def __init__(self, folder: Path, holder: Holder, generation: int) -> None:
+        self._folder = folder
+        self._holder = holder
+        self._generation = generation
+        self._own = claims.name_of(folder, holder)
+        self._lock = threading.Lock()  # a heartbeat in a thread must not come after the release
+        self._given_back = False
+
+    @classmethod
+    def take(cls, folder: Path, *, stale_after: float = STALE_AFTER) -> "Lease":
+        """Take the lease, or raise RunBusy naming who has it. Blocks for up to the stale time of a silent holder."""
+        contest = Contest(folder, stale_after=stale_after)
+        while True:
+            try:
+                return contest.take()
+            except RunBusy as busy:
+                if busy.seen.standing is Standing.ALIVE:
+                    raise
+            time.sleep(contest.look_every)
+
+    @property
+    def generation(self) -> int:
+        return self._generation
+
+    @property
+    def token(self) -> str:
+        """Names this one taking of this one lease."""
+        return self._holder.token
+
+    @property
+    def beat_every(self) -> float:
+        """Seconds between two heartbeats."""
+        return self._holder.stale_after / BEATS
+
+    def check(self) -> None:
+        """Raise LeaseLost unless this process still has the lease. Called right before every sbatch and scancel."""
+        if not claims.is_there(self._own) or claims.latest(self._folder) != self._generation:
+            raise LeaseLost(self._why_lost())
+
+    def beat(self) -> None:
+        """Say that this process is alive. Raises LeaseLost when it no longer matters."""
+        with self._lock:
+            if self._given_back:
+                return
+            self.check()
+            try:
+                os.utime(self._own)
+            except FileNotFoundError:
+                raise LeaseLost(self._why_lost()) from None
+
+    def release(self) -> None:
+        """Give the lease back; harmless when it was lost, or given back before."""
+        with self._lock:
+            self._given_back = True
+            with suppress(OSError):  # what cannot be given back goes stale
+                self._own.unlink()
+
+    def _why_lost(self) -> str:
+        place = self._folder.parent
+        with suppress(OSError):
+            mine, latest = claims.read(self._folder, self._generation)[1], claims.latest(self._folder)
+            if claims.is_there(self._own) or (mine is not None and mine.token == self.token):
+                if latest == self._generation:
+                    return f"{place} was given back: this process has it no longer."
+                return f"{place} was taken over by {claims.read(self._folder, latest)[1]}."
+        return f"{place} is not what it was: the run folder was deleted while this flow was working in it."
+
+
+class Contest:
+    """One contender for a lease, with what it has seen of the holder's heartbeat. No method waits."""
+
+    def __init__(self, folder: Path, *, stale_after: float = STALE_AFTER, run: Path | None = None) -> None:
+        """`run`: the run folder that the lease is for; the folder that `folder` is in unless given."""
+        self._folder = folder
+        self._stale_after = stale_after
+        self._run = run or folder.parent
+        self._pulse: tuple[int, int] | None = None
+        self._unchanged_since = 0.0
+
+    @property
+    def look_every(self) -> float:
+        """Seconds between two looks while waiting."""
+        return self._stale_after / BEATS
+
+    def look(self) -> Seen:
+        """How the lease stands. A holder elsewhere is known to be gone after looks over the whole stale time."""
+        generation = claims.latest(self._folder)
+        try:
+            status, holder = claims.read(self._folder, generation)
+        except (FileNotFoundError, NotADirectoryError):  # none yet, or deleted under our eyes
+            return Seen(0, None, Standing.FREE, 0.0)
+        now, before = time.monotonic(), self._pulse
+        pulse = self._pulse = generation, status.st_mtime_ns
+        if pulse != before:
+            self._unchanged_since = now
+        unchanged = now - self._unchanged_since
+        age = time.time() - status.st_mtime
+        limit = holder.stale_after if holder else self._stale_after
+        if status.st_nlink < 2:
+            standing = Standing.FREE
+        elif unchanged >= limit or (holder and holder.known_dead()):
+            standing = Standing.GONE
+        elif before not in (None, pulse) or abs(age) < limit:
+            standing = Standing.ALIVE
+        else:
+            standing = Standing.SILENT
+        return Seen(generation, holder, standing, max(unchanged, age if abs(age) < limit else 0.0))
+
+    def take(self) -> Lease:
+        """The lease, if it is free or its holder is gone. Raises RunBusy, NoLease and OSError (a full disk)."""
+        while True:
+            seen = self.look()
+            if seen.standing not in (Standing.FREE, Standing.GONE):
+                raise RunBusy(self._folder.parent, seen)
+            if lease := self.claim(seen):
+                return lease
+
+    def claim(self, seen: Seen) -> Lease | None:
+        """The lease after what was seen, whoever has it; None when another contender was faster."""
+        holder, generation = Holder.me(self._stale_after, str(self._run)), seen.generation + 1
+        try:
+            if not claims.make(self._folder, holder, generation):
+                return None
+        except OSError as error:
+            if error.errno not in _NOT_WRITABLE:
+                raise
+            raise NoLease(
+                f"cannot make {claims.claim(self._folder, generation)}: {error.strerror}. Whoever starts a run must be "
+                "allowed to write there, and the filesystem must know hard links, as ext4, XFS, NFS and Lustre do."
+            ) from error
+        lease = Lease(self._folder, holder, generation)
+        try:
+            lease.check()  # this process may have slept since it made the claim
+        except LeaseLost:
+            return None
+        return lease
+
+
+def holder_of(folder: Path) -> Holder | None:
+    """Whoever had the lease last, whether or not it was given back; None where there is no readable claim."""
     try:
-        held: dict[str, Any] = read_json(path)
-        Owner(**held["owner"])
-        float(held["heartbeat"]), int(held["generation"]), bool(held["released"])
-    except FileNotFoundError:
-        return None
-    except (ValueError, KeyError, TypeError) as error:
-        raise RunBusy(
-            f"{path} is damaged ({error!r}), so nobody knows who works on this run. When no process does, remove it."
-        ) from error
-    return held
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Only for the moment of reading and rewriting: the lock does not outlive a process, the lease does."""
-    with path.with_suffix(".lock").open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-def _start_time(pid: int) -> str | None:
-    """Field 22 of /proc/<pid>/stat (clock ticks since boot), or None when there is no such process."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        return claims.read(folder, claims.latest(folder))[1]
     except OSError:
         return None
-    return stat.rpartition(")")[2].split()[19]

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+SHARED_LEASE = ".lease"  # folder in a shared output, of whoever is writing to it
+
 
 @dataclass(frozen=True)
 class Output:
@@ -27,7 +29,8 @@ class Output:
             return cls(str(path), 1, path.stat().st_size, shared)
         if not path.is_dir():
             raise FileNotFoundError(path)
-        sizes = [file.stat().st_size for file in path.rglob("*") if file.is_file()]
+        files = (file for file in path.rglob("*") if not (shared and file.parent == path / SHARED_LEASE))
+        sizes = [file.stat().st_size for file in files if file.is_file()]
         return cls(str(path), len(sizes), sum(sizes), shared)
 
     def still_there(self) -> bool:
