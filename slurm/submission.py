@@ -76,7 +76,7 @@ def ensure_submitted(
             logger.warning("%s; looking for %s in the queue", error, name)
             uncertain = error
             continue
-        return _record(folder, JobRecord(job_id, name, submitted))
+        return _settle(scheduler, folder, JobRecord(job_id, name, submitted), guard)
 
 
 def cancel(scheduler: Scheduler, folder: JobFolder) -> None:
@@ -89,6 +89,20 @@ def cancel(scheduler: Scheduler, folder: JobFolder) -> None:
     if record.cancel_requested is None:
         folder.write(folder.job, replace(record, cancel_requested=datetime.now(UTC)))
     scheduler.cancel([record.job_id])
+
+
+def _settle(scheduler: Scheduler, folder: JobFolder, made: JobRecord, guard: Callable[[], None]) -> JobRecord:
+    """Record the job, unless this process was stopped after its guard and another has made the folder's job since."""
+    record = folder.read_job()
+    if record is None:
+        return _record(folder, made)
+    if record.job_id != made.job_id:
+        scheduler.cancel([made.job_id])
+        guard()
+        raise AmbiguousJob(
+            f"{folder.path} has got the job {record.job_id} while {made.job_id} was submitted, which is cancelled again"
+        )
+    return record
 
 
 def _look_up(scheduler: Scheduler, folder: JobFolder, intent: Intent, grace: timedelta) -> str | None:

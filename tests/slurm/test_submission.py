@@ -271,3 +271,27 @@ def test_killed_between_any_two_steps_there_is_one_job(tmp_path: Path) -> None:
         if code == 0:
             break
     assert step > 10  # else the steps are not what they should be
+
+
+@pytest.mark.parametrize(("taken_over", "error"), [(False, AmbiguousJob), (True, Lost)])
+def test_a_submission_that_comes_too_late_is_taken_back(
+    folder: JobFolder, taken_over: bool, error: type[SlurmError]
+) -> None:
+    """The process was stopped between guard and submission; another one has taken over and made the job meanwhile."""
+
+    class Late(Scripted):
+        def submit(self, script: Path, name: str) -> str:
+            folder.write(folder.job, JobRecord("8", NAME, datetime.now(UTC)))
+            return super().submit(script, name)
+
+    def guard() -> None:
+        if taken_over and scheduler.cancelled:
+            lost()
+
+    scheduler = Late("7")
+    with pytest.raises(error):
+        submit(scheduler, folder, guard)
+    assert scheduler.cancelled == ["7"]
+    kept = folder.read_job()
+    assert kept is not None
+    assert kept.job_id == "8"
