@@ -68,7 +68,8 @@ async def finetune(
     cluster = cluster or default_cluster(values)
     folder = RunFolder.named(cluster.runs, run_name or default_run_name(values, runtime.flow_run.scheduled_start_time))
     wait = wait_for_run or runtime.flow_run.run_count > 1
-    contest, frozen = folder.contest(cluster.stale_after.total_seconds()), frozen_part(values)
+    contest = folder.contest(cluster.stale_after.total_seconds(), str(runtime.flow_run.id or ""))
+    frozen = frozen_part(values)
 
     def start() -> Lease:
         return folder.start(recipe_yaml(values), frozen, lambda old: difference(old, frozen), contest)

@@ -68,8 +68,11 @@ async def cancel_left_jobs(flow: Flow[..., Any], flow_run: FlowRun, state: State
     """
     async with get_client() as client:
         labels = (await client.read_flow_run(flow_run.id)).labels
-    if LABEL in labels:
-        await asyncio.to_thread(cancel_jobs, RunFolder(Path(str(labels[LABEL]))))
+    if LABEL not in labels:
+        return
+    folder = RunFolder(Path(str(labels[LABEL])))
+    if folder.is_of(str(flow_run.id)):  # another flow run may have taken the run over, or made its folder again
+        await asyncio.to_thread(cancel_jobs, folder)
 
 
 @asynccontextmanager

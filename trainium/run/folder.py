@@ -12,7 +12,7 @@ from typing import Any
 from trainium.errors import UserError
 from trainium.files import read_json, write_atomic, write_json
 from trainium.run.holder import user_name
-from trainium.run.lease import STALE_AFTER, Contest, Lease, LeaseLost
+from trainium.run.lease import STALE_AFTER, Contest, Lease, LeaseLost, holder_of
 from trainium.run.records import JobNote, StageRecord
 
 # What every filesystem, Slurm's %-expansion, a shell and a URL leave alone. No leading dot or dash: hidden, an option.
@@ -136,9 +136,14 @@ class RunFolder:
         """Random, made with the folder: a deleted and remade run of the same name is another run."""
         return str(self._ledger()["uid"])
 
-    def contest(self, stale_after: float = STALE_AFTER) -> Contest:
+    def contest(self, stale_after: float = STALE_AFTER, flow_run: str = "") -> Contest:
         """A contender for this run, which remembers what it has seen of the one that has it. `stale_after`: seconds."""
-        return Contest(self.path / "lease", stale_after=stale_after)
+        return Contest(self.path / "lease", stale_after=stale_after, flow_run=flow_run)
+
+    def is_of(self, flow_run: str) -> bool:
+        """Whether this flow run of Prefect was the last to work on the run, as far as anybody knows."""
+        holder = holder_of(self.path / "lease")
+        return holder is None or holder.flow_run in ("", flow_run)
 
     def start(
         self,

@@ -16,7 +16,7 @@ class Holder:
     Pids are reused, so the time at which the process started belongs to it; one process may run two flows, so each has
     a token. Two machines, or two containers of one, may have the same host name: `machine` is one boot and the set of
     pids that is seen from there. After `stale_after` seconds without a sign of life others may take the lease over.
-    `run` is the folder of the run that the lease is for.
+    `run` is the folder of the run that the lease is for; `flow_run` is Prefect's id of the flow run, or empty.
     """
 
     user: str
@@ -27,9 +27,10 @@ class Holder:
     token: str
     stale_after: float
     run: str
+    flow_run: str
 
     @classmethod
-    def me(cls, stale_after: float, run: str) -> "Holder":
+    def me(cls, stale_after: float, run: str, flow_run: str = "") -> "Holder":
         """This process, with a new token."""
         return cls(
             user=user_name(os.geteuid()),
@@ -40,6 +41,7 @@ class Holder:
             token=secrets.token_hex(8),
             stale_after=stale_after,
             run=run,
+            flow_run=flow_run,
         )
 
     @classmethod

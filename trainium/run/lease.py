@@ -146,11 +146,14 @@ class Lease:
 class Contest:
     """One contender for a lease, with what it has seen of the holder's heartbeat. No method waits."""
 
-    def __init__(self, folder: Path, *, stale_after: float = STALE_AFTER, run: Path | None = None) -> None:
+    def __init__(
+        self, folder: Path, *, stale_after: float = STALE_AFTER, run: Path | None = None, flow_run: str = ""
+    ) -> None:
         """`run`: the run folder that the lease is for; the folder that `folder` is in unless given."""
         self._folder = folder
         self._stale_after = stale_after
         self._run = run or folder.parent
+        self._flow_run = flow_run
         self._pulse: tuple[int, int] | None = None
         self._unchanged_since = 0.0
 
@@ -194,7 +197,8 @@ class Contest:
 
     def claim(self, seen: Seen) -> Lease | None:
         """The lease after what was seen, whoever has it; None when another contender was faster."""
-        holder, generation = Holder.me(self._stale_after, str(self._run)), seen.generation + 1
+        holder = Holder.me(self._stale_after, str(self._run), self._flow_run)
+        generation = seen.generation + 1
         try:
             if not claims.make(self._folder, holder, generation):
                 return None

@@ -255,3 +255,12 @@ def test_a_source_may_change_until_a_job_has_worked_with_it(tmp_path: Path) -> N
     assert kept is not None
     assert kept.facts == {"digest": "b"}
     folder.finish(model("a", inputs="another place"))  # all that comes after it will be done again
+
+
+def test_a_run_is_of_the_flow_run_that_worked_on_it_last(tmp_path: Path) -> None:
+    folder = RunFolder.named(tmp_path, "r")
+    assert folder.is_of("anybody's")
+    folder.start("", {}, lambda _: [], folder.contest(flow_run="first")).release()
+    assert [folder.is_of("first"), folder.is_of("second")] == [True, False]
+    folder.start("", {}, lambda _: [], folder.contest(flow_run="second"))
+    assert [folder.is_of("first"), folder.is_of("second")] == [False, True]
