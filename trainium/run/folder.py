@@ -160,10 +160,12 @@ class RunFolder:
         user has started it. Nothing is changed then.
         """
         self.check_place()
+        self._check_values(difference)
         self.path.mkdir(parents=True, exist_ok=True)
         lease = (contest or self.contest()).take()
         try:
-            self._check_user()  # two users may have started it at once
+            self._check_user()  # again: two may have started it at once
+            self._check_values(difference)
             self._freeze(frozen, difference)
             write_atomic(self.recipe, recipe_yaml)
         except BaseException:
@@ -185,25 +187,28 @@ class RunFolder:
             f"{name}'s, and you could not find them in the queue. Give your run another name."
         )
 
-    def _freeze(self, frozen: Mapping[str, Any], difference: Callable[[Mapping[str, Any]], list[str]]) -> None:
-        path = self.path / "run.json"
-        if not path.exists():
-            user = {"name": user_name(os.geteuid()), "id": os.geteuid()}
-            first = {"uid": secrets.token_hex(5), "created": now(), "name": self.name, "user": user}
-            write_json(path, {**first, "frozen": frozen})
+    def _check_values(self, difference: Callable[[Mapping[str, Any]], list[str]]) -> None:
+        """Raise RecipeChanged when jobs were submitted with other values. Touches nothing."""
+        if not (self.path / "run.json").exists():
             return
-        ledger = self._ledger()
-        changed = difference(ledger["frozen"])
-        if changed and not any(self.jobs.glob("*")):
-            # Nothing was submitted with the old values: the first start was refused, and this one has them mended.
-            write_json(path, {**ledger, "frozen": frozen})
-        elif changed:
+        changed = difference(self._ledger()["frozen"])
+        if changed and any(self.jobs.glob("*")):
             lines = "\n".join(f"  {line}" for line in changed)
             raise RecipeChanged(
                 f"run {self.name!r} in {self.path.parent} was started with other values:\n{lines}\n"
                 "They decide the result, so they stay as they are for this run. "
                 "Write the old values, or give the new run another name."
             )
+
+    def _freeze(self, frozen: Mapping[str, Any], difference: Callable[[Mapping[str, Any]], list[str]]) -> None:
+        path = self.path / "run.json"
+        if not path.exists():
+            user = {"name": user_name(os.geteuid()), "id": os.geteuid()}
+            first = {"uid": secrets.token_hex(5), "created": now(), "name": self.name, "user": user}
+            write_json(path, {**first, "frozen": frozen})
+        elif difference(self._ledger()["frozen"]):
+            # Nothing was submitted with the old values: the first start was refused, and this one has them mended.
+            write_json(path, {**self._ledger(), "frozen": frozen})
 
     def _ledger(self) -> dict[str, Any]:
         """run.json. Raises BrokenRun: without the uid in it nobody can tell this run's jobs from another's.
