@@ -23,7 +23,7 @@ from trainium.run.records import StageRecord
 
 STAGE = "convert"
 LOST = 17  # the exit code of a flow that has lost its run
-END = "end-of-the-job"
+AT_WORK, END = "at-work", "end"  # files in the job's folder
 
 
 class _Say:
@@ -66,7 +66,7 @@ def end_jobs(folder: RunFolder) -> None:
 
 
 def _job(folder: Path) -> JobSpec:
-    command = f"until [ -e {folder / END} ] || ! sleep 0.05; do :; done"
+    command = f"touch {AT_WORK}; until [ -e {END} ] || ! sleep 0.05; do :; done"
     return JobSpec(payload=("timeout", "120", "bash", "-c", command), environment="project", cwd=str(folder))
 
 
