@@ -7,6 +7,7 @@ whoever takes the lease over waits for the end of that job first, as the schedul
 """
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -20,6 +21,7 @@ from slurm.verdict import JobStatus
 from tasks.context import Run, watcher_of
 from tasks.stage import log
 from trainium.run.folder import BrokenRun, RunFolder
+from trainium.run.holder import user_name
 from trainium.run.lease import Contest, Lease, LeaseLost, Seen, Standing
 from trainium.run.records import SHARED_LEASE
 
@@ -94,28 +96,32 @@ async def _end_of_jobs(run: Run, seen: Seen) -> None:
 
     for job in _unended_jobs(folder):
         try:
-            await _until_recorded(job, cluster)
-            await watcher_of(cluster).wait(job, changed)
+            if job.read_job() is None or seen.holder.user != user_name(os.geteuid()):
+                await _until_ended(job, cluster)
+            else:
+                await watcher_of(cluster).wait(job, changed)
         except BrokenRecord:
-            continue  # nothing was submitted from this folder, or it was deleted meanwhile
+            continue  # its folder was deleted meanwhile
 
 
-async def _until_recorded(job: JobFolder, cluster: Cluster) -> None:
-    """A flow that died while it submitted may have left a job without a record: until that has ended."""
-    intent = job.read_intent()
-    while intent is not None and job.read_job() is None:
+async def _until_ended(job: JobFolder, cluster: Cluster) -> None:
+    """For jobs that the watcher does not see: those of another user, and those of a flow that died submitting them.
+
+    Two looks have to agree: a job that is being requeued looks ended for some seconds.
+    """
+    scheduler, intent, agreed = cluster.scheduler(), job.read_intent(), 0
+    while intent is not None and agreed < 2:
+        live = await asyncio.to_thread(_may_live, scheduler, job, intent)
         looked_for = datetime.now(UTC) > intent.latest + cluster.adopt_within
-        if not await asyncio.to_thread(_may_live, cluster.scheduler(), job, intent) and looked_for:
-            return
-        await asyncio.sleep(cluster.scheduler().timing.queue)
+        agreed = 0 if live or not looked_for else agreed + 1
+        await asyncio.sleep(scheduler.timing.queue)
 
 
 def _may_live(scheduler: Scheduler, job: JobFolder, intent: Intent) -> bool:
-    """By its name, which finds only jobs of this user, and by the id that it has written down itself."""
-    start = job.read_start()
+    """By its name, which finds only jobs of this user, and by the ids that its flow and it itself have written down."""
+    ids = {record.job_id for record in (job.read_job(), job.read_start()) if record}
     try:
-        rows = [*scheduler.find(intent.name, intent.first)]
-        rows += scheduler.queue([start.job_id]).values() if start else ()
+        rows = [*scheduler.find(intent.name, intent.first), *scheduler.queue(ids).values()]
     except SchedulerUnreachable:
         return True
     return any(not row.state.is_final for row in rows)

@@ -68,11 +68,11 @@ def compiling_until(file: Path) -> JobSpec:
     return JobSpec(payload=("bash", "-c", command), environment="project", cwd=str(file.parent))
 
 
-def die(run: Run) -> None:
+def die(run: Run, user: str = "") -> None:
     """As a flow on another machine that was killed while it had the cache."""
     cache = run.places.cache / SHARED_LEASE
     holder = replace(Holder.me(SOON, str(run.folder.path)), machine="another boot", host="another-machine")
-    assert claims.make(cache, holder, claims.latest(cache) + 1)
+    assert claims.make(cache, replace(holder, user=user or holder.user), claims.latest(cache) + 1)
 
 
 def submit(run: Run, spec: JobSpec) -> JobFolder:
@@ -128,11 +128,15 @@ async def test_the_job_of_a_dead_flow_is_waited_for(tmp_path: Path, go: Path) ->
     assert job.read_exit() is not None
 
 
-async def test_a_job_that_its_flow_could_not_write_down_is_waited_for_too(tmp_path: Path, go: Path) -> None:
+@pytest.mark.parametrize("whose", ["unrecorded", "another user's"])
+async def test_a_job_that_the_watcher_does_not_see_is_waited_for_too(tmp_path: Path, go: Path, whose: str) -> None:
     dead, second = run_named(tmp_path, "dead"), run_named(tmp_path, "second")
-    die(dead)
-    job = submit(dead, compiling_until(go))
-    job.job.unlink()
+    if whose == "unrecorded":
+        die(dead)
+        submit(dead, compiling_until(go)).job.unlink()
+    else:
+        die(dead, user="alice")
+        submit(dead, compiling_until(go))
     waiting = asyncio.create_task(has_the_cache(second))
     contest = Contest(tmp_path / "cache" / SHARED_LEASE)
     async with asyncio.timeout(PATIENCE):
