@@ -1,7 +1,6 @@
 """The other engine: NxDT's own converter both ways, its output proved by this project."""
 
 import asyncio
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from slurm.folder import JobFolder
 from trainium.config.overrides import RecipeOverrides
 from trainium.rehearsal.model import write_model
 from trainium.run.folder import RunFolder
+from trainium.run.lease import Standing
 from trainium.run.records import StageRecord
 
 HOSTILE = """it's a "$(folder)"; of `runs`, all=1"""
@@ -105,4 +105,4 @@ def test_the_whole_chain_holds_with_such_paths(tuned: Tuned) -> None:
     ):
         assert sorted(after.keys()) == sorted(before.keys())
     assert (export / "config.json").read_bytes() == (tuned.base / "config.json").read_bytes()
-    assert json.loads((tuned.folder.path / "lease.json").read_text())["released"]
+    assert tuned.folder.contest().look().standing is Standing.FREE

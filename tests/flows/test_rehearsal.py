@@ -13,6 +13,7 @@ import pytest
 from slurm.folder import JobFolder
 from tasks.stage import STAGES
 from trainium.run.folder import RunFolder
+from trainium.run.lease import Standing
 
 TRAINIUM = Path(sys.executable).with_name("trainium")
 
@@ -118,8 +119,7 @@ def test_the_export_loads_generates_and_has_learned(rehearsed: Rehearsed) -> Non
 
 
 def test_nothing_is_left_running_or_held(rehearsed: Rehearsed) -> None:
-    lease = json.loads((rehearsed.folder.path / "lease.json").read_text())
-    assert lease["released"]
+    assert rehearsed.folder.contest().look().standing is Standing.FREE
     here = str(rehearsed.folder.path)
     for process in Path("/proc").glob("[0-9]*/cmdline"):
         try:
