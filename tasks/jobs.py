@@ -89,6 +89,7 @@ async def run_job(
         attempt = await _after_cancelled(run, stage, resumption)
         avoid = await its_turn(run, stage, attempt)
         folder = JobFolder(run.folder.job(stage, attempt))
+        run.lease.check()  # before anything is written, and again after the long wait
         spec = describe_job(folder.path)
         record = await _submit_avoiding(run, stage, folder, spec, attempt, avoid)
         log(f"{stage}: job {record.job_id}, log {folder.log}")
@@ -97,6 +98,7 @@ async def run_job(
         except asyncio.CancelledError:
             _cancel_if_cancelling(run, folder)
             raise
+        run.lease.check()
         outcome, note = watched.outcome, _note(folder, attempt, watched.outcome)
         if outcome.succeeded:
             run.folder.end_attempt(stage, note, succeeded=True)
