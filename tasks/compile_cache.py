@@ -128,11 +128,12 @@ def _may_live(scheduler: Scheduler, job: JobFolder, intent: Intent) -> bool:
 
 
 def _unended_jobs(folder: RunFolder) -> list[JobFolder]:
+    """Those of which the run's ledger does not know an end."""
     try:
-        attempts = folder.unended_attempts(STAGE)
+        ended = {entry["attempt"] for entry in folder.ended_attempts(STAGE)}
     except (OSError, BrokenRun, LeaseLost):
-        attempts = folder.attempts(STAGE)
-    jobs = [JobFolder(folder.job(STAGE, attempt)) for attempt in attempts]
+        ended = set()
+    jobs = [JobFolder(folder.job(STAGE, attempt)) for attempt in folder.attempts(STAGE) if attempt not in ended]
     return [job for job in jobs if job.intent.exists()]
 
 

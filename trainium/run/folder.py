@@ -281,11 +281,6 @@ class RunFolder:
         ledger = self._ledger().get("attempts", [])
         return any((e["stage"], e["attempt"]) == (stage, attempt) and not e["succeeded"] for e in ledger)
 
-    def unended_attempts(self, stage: str) -> tuple[int, ...]:
-        """Those of which the ledger does not know an end: their jobs may live."""
-        ended = {e["attempt"] for e in self._ledger().get("attempts", []) if e["stage"] == stage}
-        return tuple(number for number in self.attempts(stage) if number not in ended)
-
     def finish(self, record: StageRecord) -> None:
         """Write the stage's record. Raises SourceChanged when jobs have worked with other content of the same source.
 
