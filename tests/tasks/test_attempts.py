@@ -60,6 +60,7 @@ class FullCluster:
     waits_for: str = "PartitionNodeLimit"
     python: Path = Path(sys.executable)
     adopt_within: timedelta = timedelta(seconds=2)
+    stale_after: timedelta = timedelta(minutes=1)
     waiting: dict[str, JobState] = field(default_factory=dict)
     name: str = ""
 
