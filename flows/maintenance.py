@@ -113,6 +113,9 @@ async def _cancel_jobs(run: FlowRun) -> list[str]:
     if not folder.path.is_dir():
         log(f"there is no {folder.path} on this machine: the jobs of {run.name} cannot be found from here")
         return []
+    if not folder.is_of(str(run.id)):
+        log(f"another flow run has taken over what {run.name} was working on: its jobs are left alone")
+        return []
     for _ in range(TRIES):
         try:
             return await asyncio.to_thread(cancel_jobs, folder)

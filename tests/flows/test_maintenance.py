@@ -14,7 +14,7 @@ from prefect.states import AwaitingRetry, Cancelled, Cancelling, Crashed, Failed
 
 from blocks import LocalCluster, remember
 from flows import maintenance
-from flows.lifecycle import LABEL, kept_alive
+from flows.lifecycle import LABEL, cancel_left_jobs, kept_alive
 from flows.maintenance import reap, recover
 from slurm.folder import JobFolder
 from slurm.spec import JobSpec
@@ -103,6 +103,17 @@ async def test_only_cancelled_runs_are_reaped(folder: RunFolder, state: State) -
     assert await reap(run_id) == []
     assert state_of(run_id).name == state.name
     assert job.read_exit() is None
+    record = job.read_job()
+    assert record is not None
+    assert record.cancel_requested is None
+
+
+async def test_jobs_that_another_flow_run_has_taken_over_are_left_alone(folder: RunFolder) -> None:
+    job = submitted(folder)
+    run_id = await made(Running(), Cancelled(), folder=folder)
+    folder.contest(flow_run=str(uuid4())).take()
+    assert await reap(run_id) == []
+    await cancel_left_jobs(_stand_in, flow_run(run_id), state_of(run_id))
     record = job.read_job()
     assert record is not None
     assert record.cancel_requested is None
