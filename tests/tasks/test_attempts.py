@@ -89,12 +89,14 @@ class _Full(LocalScheduler):
         self._cluster.waiting["waiting-1"], self._cluster.name = JobState.PENDING, name
         return "waiting-1"
 
-    def queue(self, job_ids: Collection[str]) -> dict[str, QueueRow]:
+    def queue(self, job_ids: Collection[str] | None) -> dict[str, QueueRow]:
         known = self._cluster.waiting
         now = datetime.now(UTC)
         why, name = self._cluster.waits_for, self._cluster.name
-        rows = {i: QueueRow(i, known[i], why, "", name, 0, now) for i in job_ids if i in known}
-        return {**rows, **super().queue([i for i in job_ids if i not in known])}
+        asked = known if job_ids is None else [i for i in job_ids if i in known]
+        rows = {i: QueueRow(i, known[i], why, "", name, 0, now) for i in asked}
+        others = None if job_ids is None else [i for i in job_ids if i not in known]
+        return {**rows, **super().queue(others)}
 
     def accounting(self, job_ids: Collection[str], since: datetime) -> dict[str, AccountingRow] | None:
         return None
