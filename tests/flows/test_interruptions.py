@@ -47,6 +47,17 @@ def module_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunFolde
     cancel_jobs(folder)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def nothing_ignored() -> Iterator[None]:
+    """A process that is started ignores what pytest was started to ignore: SIGHUP under nohup, say."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGHUP)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 class Command:
     """`trainium run`, followed through its output."""
 

@@ -12,8 +12,10 @@ from flows.signals import ENDING, CtrlC, cancelled_by_signals
 
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
-    """Put back what a failed test left."""
+    """Python's own at the start, whatever started pytest (nohup ignores one); put back at the end."""
     before = {number: signal.getsignal(number) for number in (*ENDING, signal.SIGINT)}
+    for number in before:
+        signal.signal(number, signal.default_int_handler if number is signal.SIGINT else signal.SIG_DFL)
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
