@@ -54,11 +54,10 @@ class Looks:
 
         None: not due, or somebody is asking just now. `want` as for `slurm.pace.queue_due`. Blocks for the query.
         """
-        now = time.time()
-        board = self._update(now, lambda board: pace.claim_queue(board, self._seen, want, now, self._timing))
+        board, now = self._update(lambda board, now: pace.claim_queue(board, self._seen, want, now, self._timing))
         if board.asked == now:
             rows, error = self._ask_queue(job_ids)
-            board = self._update(now, lambda board: pace.answer_queue(board, now, rows, error))
+            board, _ = self._update(lambda board, _: pace.answer_queue(board, now, rows, error))
         if board.taken == self._seen:
             return None
         self._seen = board.taken
@@ -78,12 +77,11 @@ class Looks:
 
         None: not due yet; whoever asks next asks for these jobs too. Blocks for the query.
         """
-        now = time.time()
         claim = pace.claim_accounts
-        board = self._update(now, lambda board: claim(board, self._accounted, wanted, now, self._timing))
+        board, now = self._update(lambda board, now: claim(board, self._accounted, wanted, now, self._timing))
         if board.accounts_asked == now:
             asked, text = set(board.wanted), self._ask_accounts(board.wanted)
-            board = self._update(now, lambda board: pace.answer_accounts(board, now, asked, text))
+            board, _ = self._update(lambda board, _: pace.answer_accounts(board, now, asked, text))
         if board.accounts_taken == self._accounted:
             return None
         self._accounted = board.accounts_taken
@@ -103,9 +101,14 @@ class Looks:
             return json.dumps({"error": str(error), "rows": dict.fromkeys(wanted)})
         return '{"error": "", "rows": ' + _freeze({job: found.get(job) for job in wanted}) + "}"
 
-    def _update(self, now: float, change: Callable[[Board], Board]) -> Board:
-        self._looked = now
-        return self._snapshot.update(lambda board: change(pace.believable(board, now)))
+    def _update(self, change: Callable[[Board, float], Board]) -> tuple[Board, float]:
+        """The new board, and the time that it was made of: the lock may have taken a while."""
+
+        def changed(board: Board) -> Board:
+            self._looked = time.time()
+            return change(pace.believable(board, self._looked), self._looked)
+
+        return self._snapshot.update(changed), self._looked
 
     def _next_poll(self, asked: float) -> float:
         """Somebody is asking since then: the answer takes moments, unless the command hangs."""

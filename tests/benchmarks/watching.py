@@ -86,8 +86,7 @@ class Watching:
         found = {
             "lone" if lone else "with exit file": self.with_exit_file.p99 if self.with_exit_file else 0,
             "without": self.without.max if self.without else 0,
-            "cpu": self.cpu_most,
-        } | ({} if lone else {"calls": self.calls_per_minute})
+        } | ({} if lone else {"calls": self.calls_per_minute, "cpu": self.cpu_most})
         return [f"{name} {value} (target {TARGETS[name]})" for name, value in found.items() if value > TARGETS[name]]
 
 

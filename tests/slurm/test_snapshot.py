@@ -129,15 +129,20 @@ def test_a_folder_that_cannot_be_made_is_said_once(tmp_path: Path, caplog: pytes
     assert "asks the scheduler by itself" in caplog.text
 
 
-def holder(place: Path, then: str) -> "subprocess.Popen[str]":
+def holder(place: Path) -> "subprocess.Popen[str]":
     """A process that is in the middle of an update."""
-    script = f"""
+    script = """
 import sys, time
+from dataclasses import replace
 from pathlib import Path
 from slurm.snapshot import Snapshot
+seen = []
 def change(board):
-    print("inside", flush=True)
-    {then}
+    seen.append(board)
+    if len(seen) == 2:  # the first time it is only asked whether there is something to write
+        print("inside", flush=True)
+        time.sleep(600)
+    return replace(board, asked=99.0)
 Snapshot(Path(sys.argv[1]), patience=5).update(change)
 """
     command = [sys.executable, "-c", script, str(place)]
@@ -149,7 +154,7 @@ Snapshot(Path(sys.argv[1]), patience=5).update(change)
 
 def test_a_process_killed_while_it_holds_the_lock_frees_it(place: Path) -> None:
     snapshot(place).update(asked(7))
-    with holder(place, "time.sleep(600)") as process:
+    with holder(place) as process:
         process.send_signal(signal.SIGKILL)
         process.wait(30)
     assert snapshot(place, patience=60).update(asked(8)).calls == (7, 8)
@@ -158,7 +163,7 @@ def test_a_process_killed_while_it_holds_the_lock_frees_it(place: Path) -> None:
 def test_a_stopped_process_that_holds_the_lock_holds_nobody_up(place: Path) -> None:
     one = snapshot(place, patience=0.1)
     one.update(asked(7))
-    with holder(place, "time.sleep(600)") as process:
+    with holder(place) as process:
         process.send_signal(signal.SIGSTOP)
         try:
             assert one.update(asked(8)).calls == (7, 8)
