@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from slurm.scheduler import Timing
 
-_MINUTE = 60.0
+_MINUTE = 61.0  # a command starts a moment after it was noted
 _SKEW = 5.0
 
 

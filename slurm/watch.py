@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
 from slurm.errors import BrokenRecord
-from slurm.exits import ExitFile
-from slurm.folder import ExitRecord, JobFolder, JobRecord, StartRecord
+from slurm.exits import ExitFile, Found
+from slurm.folder import JobFolder, JobRecord
 from slurm.looks import Accounts, Look
 from slurm.markers import read_marker
 from slurm.scheduler import Timing
@@ -39,12 +39,19 @@ class Watch:
         seen, now = Observations(job_id=record.job_id, name=record.name, submitted=record.submitted), time.time()
         return cls(folder, record, ExitFile(folder), seen, after=now, want=now)
 
-    def notice(self, start: StartRecord | None, end: ExitRecord | None, timing: Timing) -> None:
-        """The exit file is another one: only a look taken from now on confirms it."""
-        self.seen = replace(self.seen, start=start, exit=end)
-        if end is not None:
-            self.after = time.time()
-            self.want = self.after + timing.settle
+    def notice(self, found: Found, timing: Timing) -> None:
+        """The exit file is another one: only a look taken after it was written confirms it."""
+        self.seen = replace(self.seen, start=found.start, exit=found.end)
+        if found.end is not None:
+            now = time.time()
+            self.after = min(now, found.written + timing.settle)  # a clock of a node or a file server may be ahead
+            self.want = None if self.is_confirmed else min(now, found.written) + timing.settle
+
+    @property
+    def is_confirmed(self) -> bool:
+        """The latest look is later than what is known from files."""
+        at = self.seen.queue_at
+        return self.seen.reachable and at is not None and at.timestamp() > self.after
 
     def take_look(self, look: Look) -> None:
         self.want = None
@@ -60,15 +67,14 @@ class Watch:
         self.seen = replace(self.seen, accounting_at=at, accounting=row)
 
     async def judge(self, timing: Timing) -> Verdict | None:
-        """How the job stands; None: an exit file has just come, which this look, older than it, says nothing about."""
+        """How the job stands; None: an exit file has just come that the look is older than."""
         verdict = judge(self.seen, timing)
         if verdict.standing is not Standing.LIVE and not (verdict.outcome and verdict.outcome.succeeded):
-            clues = await asyncio.to_thread(self._with_clues)
-            if clues.exit != self.seen.exit and not self.seen.row:
-                self.notice(clues.start, clues.exit, timing)
-                return None
-            verdict = judge(clues, timing)
-            self.seen = replace(self.seen, start=clues.start, exit=clues.exit)
+            if found := await asyncio.to_thread(self.exit_file.look):  # it came after the last scan
+                self.notice(found, timing)
+                if not self.seen.row and not self.is_confirmed:
+                    return None
+            verdict = judge(await asyncio.to_thread(self._with_clues), timing)
         self.seen = replace(self.seen, claim=verdict.claim, claim_at=verdict.claim_at)
         self.ask_accounting = verdict.ask_accounting
         self.want = self.want or self._wanted(verdict, timing)
@@ -103,7 +109,7 @@ class Watch:
         return looked if verdict.standing is Standing.LIVE and _is_ending(self.seen) else None
 
     def _with_clues(self) -> Observations:
-        """What explains an end, read only once there is one; also an exit file that came after the last scan.
+        """What explains an end, read only once there is one.
 
         The wish to cancel is written by others at any time, but always before the job ends of it.
         """
@@ -112,9 +118,8 @@ class Watch:
         except BrokenRecord:
             record = None
         requested = bool((record or self.record).cancel_requested)
-        marker = read_marker(self.folder.log, self.record.job_id)
-        start, end = self.exit_file.look() or (self.folder.read_start(), self.seen.exit)
-        return replace(self.seen, start=start, exit=end, cancel_requested=requested, marker=marker)
+        marker, start = read_marker(self.folder.log, self.record.job_id), self.folder.read_start()
+        return replace(self.seen, start=start, cancel_requested=requested, marker=marker)
 
 
 def _is_ending(seen: Observations) -> bool:

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from slurm.errors import BrokenRecord
-from slurm.folder import ExitRecord, JobFolder, StartRecord
+from slurm.exits import Found
+from slurm.folder import JobFolder
 from slurm.looks import Look, Looks
 from slurm.scheduler import Scheduler, Timing
 from slurm.verdict import JobStatus, Outcome
@@ -113,8 +114,10 @@ class Watcher:
         watches = [watch for watch in self._watches if everything or watch.is_new]
         for watch in watches:
             watch.is_new = False
-        for watch, (start, end) in await asyncio.to_thread(_changed, watches) if watches else ():
-            watch.notice(start, end, self._timing)
+        changed = await asyncio.to_thread(_changed, watches) if watches else []
+        for watch, found in changed:
+            watch.notice(found, self._timing)
+        await self._judge([watch for watch, _ in changed if watch.is_confirmed])
         if everything:
             self._next_scan = time.monotonic() + self._timing.exit_scan
 
@@ -139,5 +142,5 @@ def _earliest(watches: Iterable[Watch]) -> float | None:
     return min((watch.want for watch in watches if watch.want is not None), default=None)
 
 
-def _changed(watches: list[Watch]) -> list[tuple[Watch, tuple[StartRecord | None, ExitRecord | None]]]:
-    return [(watch, records) for watch in watches if (records := watch.exit_file.look())]
+def _changed(watches: list[Watch]) -> list[tuple[Watch, Found]]:
+    return [(watch, found) for watch in watches if (found := watch.exit_file.look())]

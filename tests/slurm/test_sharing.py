@@ -174,6 +174,19 @@ async def test_a_look_from_before_the_exit_file_does_not_confirm_it(tmp_path: Pa
     await second.leave()
 
 
+async def test_a_look_of_another_one_confirms_an_exit_file_from_before_it(tmp_path: Path) -> None:
+    queue, shared, folder = Queue(replace(RARE, settle=0)), tmp_path / "shared", submitted(tmp_path, "1")
+    queue.runs("2")
+    ends(folder, 3)
+    first = Waiting(Watcher(queue, shared=shared), [submitted(tmp_path, "2")])
+    await first.all_show(JobState.RUNNING)
+    asked = len(queue.queries)
+    second = Waiting(Watcher(queue, shared=shared), [folder])
+    assert [outcome.exit_code for outcome in await second.outcomes()] == [3]
+    assert len(queue.queries) == asked
+    await first.leave()
+
+
 async def test_who_was_killed_while_asking_is_waited_for_one_interval(tmp_path: Path) -> None:
     queue, shared = Queue(replace(RARE, queue=0.5)), tmp_path / "shared"
     queue.runs("1")
