@@ -1,0 +1,114 @@
+"""What really happened, from Slurm's own memory and the files; never from what the flows say of themselves."""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from tests.chaos.cases import STAGES
+from tests.slurm_lab.faults import EndedJob, QueuedJob
+from trainium.files import read_json
+from trainium.run.folder import RunFolder
+
+
+@dataclass(frozen=True)
+class Job:
+    """One job id of a run: every start of it together."""
+
+    job_id: str
+    name: str
+    submitted: datetime | None
+    ended: datetime | None  # None: it has not
+    state: str
+    exit_code: str
+
+    @property
+    def stage(self) -> str:
+        """The stage's part of `uid-stage-attempt`."""
+        return self.name.partition("-")[2].rpartition("-")[0]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run made: the digest of its final checkpoint's shards and its export, and its loss by step."""
+
+    weights: str
+    losses: tuple[tuple[int, float], ...]
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(repr((self.weights, self.losses)).encode()).hexdigest()
+
+
+def jobs_of(uids: Iterable[str], ended: Sequence[EndedJob], queued: Sequence[QueuedJob]) -> list[Job]:
+    """The jobs of a run by id. `uids`: more than one when the run folder was made anew."""
+    beginnings = tuple(f"{uid}-" for uid in uids)
+    alive = {job.job_id for job in queued}
+    found: dict[str, Job] = {}
+    for row in ended:
+        if row.name.startswith(beginnings):
+            first = found.get(row.job_id)
+            submitted = first.submitted if first else row.submitted
+            end = None if row.job_id in alive else row.ended
+            found[row.job_id] = Job(row.job_id, row.name, submitted, end, row.state, row.exit_code)
+    for job in queued:
+        if job.name.startswith(beginnings) and job.job_id not in found:
+            found[job.job_id] = Job(job.job_id, job.name, None, None, job.state, "")
+    return sorted(found.values(), key=lambda job: int(job.job_id))
+
+
+def duplicates(jobs: Sequence[Job]) -> list[str]:
+    """Two jobs of one name, or two of one stage that were in the queue at the same time."""
+    told = []
+    for first, second in ((a, b) for index, a in enumerate(jobs) for b in jobs[index + 1 :]):
+        if first.name == second.name:
+            told.append(f"jobs {first.job_id} and {second.job_id} are both called {first.name}")
+        elif first.stage == second.stage and _overlap(first, second):
+            told.append(f"jobs {first.job_id} and {second.job_id} of {first.stage} were alive together")
+    return told
+
+
+def outcome(run: RunFolder) -> Outcome | None:
+    """None while the run is not finished."""
+    train = run.record("train")
+    if train is None or any(run.record(stage) is None for stage in STAGES) or not run.report.exists():
+        return None
+    checkpoint = Path(train.facts["checkpoint"])
+    digest = hashlib.sha256()
+    shards = [file for part in ("model", "optim") for file in (checkpoint / part).rglob("*") if file.is_file()]
+    weights = [file for file in (run.path / "export").iterdir() if file.suffix in (".safetensors", ".sha256")]
+    for folder, files in ((checkpoint, shards), (run.path, weights)):
+        for file in sorted(files):
+            digest.update(f"{file.relative_to(folder)}\n".encode())
+            digest.update(file.read_bytes())
+    return Outcome(digest.hexdigest(), tuple((int(step), float(loss)) for step, loss in train.facts["losses"]))
+
+
+def wrong_verdicts(run: RunFolder, jobs: Sequence[Job]) -> list[str]:
+    """Where the run's ledger and records say of a job what Slurm does not."""
+    by_id = {job.job_id: job for job in jobs}
+    told = []
+    for entry in read_json(run.path / "run.json").get("attempts", []):
+        job = by_id.get(str(entry["id"]))
+        if job is None:
+            told.append(f"the ledger's job {entry['id']} of {entry['stage']} never was in Slurm")
+        elif job.ended is None:
+            told.append(f"job {job.job_id} is in the ledger as {entry['state']} and is not ended: {job.state}")
+        elif (entry["state"] == "COMPLETED") != (job.state == "COMPLETED"):
+            told.append(f"job {job.job_id} is in the ledger as {entry['state']} and was {job.state} {job.exit_code}")
+    for stage in STAGES:
+        record = run.record(stage)
+        for note in record.jobs if record else ():
+            job = by_id.get(note.id)
+            if job is None or job.state != "COMPLETED":
+                told.append(f"stage {stage} counts on job {note.id}, which was {job.state if job else 'never there'}")
+    return told
+
+
+def _overlap(first: Job, second: Job) -> bool:
+    """Slurm's times are whole seconds, cut off: a job submitted in the second of the other's end came after it."""
+    if first.submitted is None or second.submitted is None:
+        return first.ended is None and second.ended is None
+    earlier, later = sorted((first, second), key=lambda job: (job.submitted, int(job.job_id)))
+    return earlier.ended is None or (later.submitted is not None and later.submitted < earlier.ended)
