@@ -81,10 +81,10 @@ def requeued(scene: Scene) -> None:
 
 
 def time_limit(scene: Scene) -> None:
-    """The job's limit is set to what it has had; Slurm looks at limits once in half a minute."""
+    """The job's time is up in a second; Slurm looks at limits once in half a minute."""
     job = _running(scene)
     if job:
-        scene.lab.run("scontrol", "update", f"jobid={job.job_id}", "timelimit=1", check=True)
+        scene.lab.run("scontrol", "update", f"jobid={job.job_id}", "endtime=now+1", check=True)
 
 
 def cancelled_from_outside(scene: Scene) -> None:
@@ -163,7 +163,7 @@ KINDS = (
     ),
     Kind("preempted", preempted, Then.GOES_ON, TRAINING, OWN),
     Kind("requeued", requeued, Then.GOES_ON, RUNNING, OWN, overrides=REQUEUE),
-    Kind("time limit", time_limit, Then.GOES_ON, TRAINING, OWN),
+    Kind("time limit", time_limit, Then.GOES_ON, TRAINING, OWN, step=2.0),
     Kind("scancel from outside", cancelled_from_outside, Then.STOPS, RUNNING, OWN),
     Kind("job held", held, Then.GOES_ON, BEFORE, OWN),
     Kind("log folder unwritable", log_folder_unwritable, Then.FAILS, BEFORE, OWN),

@@ -68,7 +68,8 @@ class Lab:
 class Kind:
     """A fault: what is done at the moment, and what has to come of it.
 
-    `lab`: None for the shared one. `own_server`: it breaks Prefect's server. `weight`: how often among the others.
+    `lab`: None for the shared one. `own_server`: it breaks Prefect's server. `step`: seconds of a training step, where
+    a fault needs more time than the usual ones give it. `weight`: how often among the others.
     """
 
     name: str
@@ -78,6 +79,7 @@ class Kind:
     lab: Lab | None = None
     own_server: bool = False
     overrides: tuple[str, ...] = ()
+    step: float | None = None
     weight: int = 1
 
 

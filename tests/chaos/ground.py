@@ -19,6 +19,7 @@ from tests.chaos.results import Result
 from tests.chaos.scene import Scene
 from tests.chaos.servers import Server
 from tests.chaos.settings import Settings
+from tests.chaos.sources import slower
 from tests.slurm_lab import faults
 from tests.slurm_lab.faults import ended_jobs, queued_jobs
 from tests.slurm_lab.lab import SlurmLab, slurm_lab
@@ -95,11 +96,12 @@ class Ground:
             if case.kind.lab and case.kind.lab.small_disk:
                 stack.enter_context(faults.small_disk(runs, case.kind.lab.small_disk))
             kit, cluster = self.kit, self._cluster(lab, runs)
+            toolchain = slower(kit.toolchain, case.kind.step) if case.kind.step else kit.toolchain
 
             def register() -> None:
                 with temporary_settings({PREFECT_API_URL: server.url}):
                     _save(cluster, case.name)
-                    _save(kit.toolchain, case.name)
+                    _save(toolchain, case.name)
 
             register()
             words = [kit.recipe, *kit.overrides, *self.settings.overrides, *case.kind.overrides, "--run", case.name]
@@ -191,15 +193,14 @@ def _steps(losses: Sequence[tuple[int, float]]) -> str:
 
 @contextmanager
 def _own_lab(wanted: Lab, folder: Path) -> Iterator[SlurmLab]:
-    programs = faults.late_exit_files(folder / "programs", wanted.late_exit) if wanted.late_exit else None
     with slurm_lab(
-        nodes=wanted.nodes,
-        accounting=wanted.accounting,
-        cloud=wanted.cloud,
-        programs=programs,
-        message_timeout=MESSAGE_TIMEOUT,
+        nodes=wanted.nodes, accounting=wanted.accounting, cloud=wanted.cloud, message_timeout=MESSAGE_TIMEOUT
     ) as lab:
-        yield lab
+        if wanted.late_exit:
+            with faults.late_exit_files(lab, folder / "programs", wanted.late_exit):
+                yield lab
+        else:
+            yield lab
 
 
 def _save(block: Any, name: str) -> None:

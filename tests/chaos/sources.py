@@ -51,3 +51,8 @@ def light_toolchain(step: float, save: float) -> NeuronToolchain:
             "environment": {**stand_in.environment, **variables},
         }
     )
+
+
+def slower(toolchain: NeuronToolchain, step: float) -> NeuronToolchain:
+    """The same with so many seconds for a step."""
+    return toolchain.model_copy(update={"environment": {**toolchain.environment, "CHAOS_STEP_SECONDS": str(step)}})

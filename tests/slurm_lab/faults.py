@@ -5,6 +5,7 @@ A daemon that is down or hangs: `lab.stop`, `lab.kill`, `lab.freeze` and their o
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -18,9 +19,9 @@ from .lab import SlurmLab, SlurmLabError
 MV_LATE = """\
 #!/bin/bash
 # In place of mv: a filesystem that shows exit.json only {seconds} s after it was renamed. Nothing waits for it.
-case "${{*: -1}}" in
-*/exit.json) setsid --fork sh -c 'sleep {seconds}; exec /bin/mv "$@"' mv "$@" </dev/null >/dev/null 2>&1 ;;
-*) exec /bin/mv "$@" ;;
+case "${{@: -1}}" in
+*/exit.json) setsid --fork sh -c 'sleep {seconds}; exec {mv} "$@"' mv "$@" </dev/null >/dev/null 2>&1 ;;
+*) exec {mv} "$@" ;;
 esac
 """
 
@@ -76,7 +77,7 @@ def kill_node(lab: SlurmLab, node: str) -> None:
 
 def revive_node(lab: SlurmLab, node: str) -> None:
     lab.start(f"slurmd.{node}")
-    lab.run("scontrol", "update", f"nodename={node}", "state=resume", check=True)
+    lab.run("scontrol", "update", f"nodename={node}", "state=resume")  # refused where it came back by itself
 
 
 def preempt(lab: SlurmLab, seconds: float) -> None:
@@ -149,12 +150,17 @@ def full_disk(folder: Path) -> Iterator[None]:
         filler.unlink()
 
 
-def late_exit_files(folder: Path, seconds: float) -> Path:
-    """Commands for `slurm_lab(programs=…)` with which exit files appear that much later than the job ends."""
+@contextlib.contextmanager
+def late_exit_files(lab: SlurmLab, folder: Path, seconds: float) -> Iterator[None]:
+    """On the nodes the exit file of a job appears that much later than the job ends. `folder`, which is made, is for mv."""
     folder.mkdir(parents=True)
-    (folder / "mv").write_text(MV_LATE.format(seconds=seconds))
-    (folder / "mv").chmod(0o755)
-    return folder
+    mv, real, late = Path("/bin/mv").resolve(), folder / "mv.real", folder / "mv.late"
+    shutil.copy2(mv, real)
+    late.write_text(MV_LATE.format(seconds=seconds, mv=real))
+    late.chmod(0o755)
+    for node in lab.nodes:
+        _on(lab, node, "mount", "--bind", str(late), str(mv))
+    yield  # the mounts end with the nodes
 
 
 def boot(lab: SlurmLab, node: str) -> None:

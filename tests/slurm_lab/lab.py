@@ -45,7 +45,6 @@ class SlurmLab:
     nodes: tuple[str, ...]
     accounting: bool
     cloud: tuple[str, ...]
-    path: str  # of the daemons and, through slurmd, of the jobs
     _supervisor: Supervisor = field(repr=False)
     _daemons: Mapping[str, Daemon] = field(repr=False)
     _processes: dict[str, Process] = field(default_factory=dict, repr=False)
@@ -97,7 +96,7 @@ class SlurmLab:
         if name in self._processes:
             self._processes.pop(name).close()
         # Nothing else of the caller's environment: what a daemon has, its jobs may see.
-        environment = {"PATH": self.path, "LANG": "C.UTF-8", **self.env}
+        environment = {"PATH": prepare.search_path(), "LANG": "C.UTF-8", **self.env}
         process = self._supervisor.start(daemon.argv, environment, self.log(name))
         self._processes[name] = process
         deadline = time.monotonic() + START_SECONDS
@@ -172,19 +171,17 @@ def slurm_lab(
     accounting: bool = False,
     message_timeout: int = 10,
     cloud: int = 0,
-    programs: Path | None = None,
     extra: str = "",
 ) -> Iterator[SlurmLab]:
     """A lab with nodes n1…nN, all idle. Afterwards nothing of it is left, however this process ends.
 
     `cpus` per node are declared, not real. `message_timeout` (seconds) is how long clients wait for a controller that
-    is down or frozen. `cloud` nodes c1…cN are powered down. `programs` is a folder that jobs find commands in first.
-    `extra` is put at the end of slurm.conf. Raises SlurmLabError.
+    is down or frozen. `cloud` nodes c1…cN are powered down. `extra` is put at the end of
+    slurm.conf. Raises SlurmLabError.
     """
     prepare.check_requirements(accounting)
     names = tuple(f"n{number}" for number in range(1, nodes + 1))
     cloud_names = tuple(f"c{number}" for number in range(1, cloud + 1))
-    path = f"{programs}:{prepare.search_path()}" if programs else prepare.search_path()
     # The path of a socket is limited to 108 bytes, so TMPDIR, which may be long, is not asked.
     folder = Path(tempfile.mkdtemp(prefix="tl-", dir="/tmp"))
     folder.chmod(0o711)  # munged wants its socket to be reachable by everyone
@@ -205,8 +202,8 @@ def slurm_lab(
         )
         if data:
             _install_database(supervisor, data, folder / "log/mariadb-install-db.out")
-        daemons = prepare.commands(folder, (*names, *cloud_names), ports, data)
-        lab = SlurmLab(folder, folder / "slurm.conf", names, accounting, cloud_names, path, supervisor, daemons)
+        daemons = prepare.commands(folder, names, cloud_names, ports, data)
+        lab = SlurmLab(folder, folder / "slurm.conf", names, accounting, cloud_names, supervisor, daemons)
         stack.callback(lab._close)
         for name in lab.daemons:
             if name.removeprefix("slurmd.") not in cloud_names:

@@ -134,7 +134,9 @@ def _write_private(path: Path, content: bytes) -> None:
     path.write_bytes(content)
 
 
-def commands(folder: Path, nodes: Sequence[str], ports: Mapping[str, int], data: Path | None) -> dict[str, Daemon]:
+def commands(
+    folder: Path, nodes: Sequence[str], cloud: Sequence[str], ports: Mapping[str, int], data: Path | None
+) -> dict[str, Daemon]:
     """The daemons by name, in the order of their start.
 
     slurmctld comes before slurmd: a slurmd that finds no slurmctld tries again only after about 10 s. Each slurmd has
@@ -145,8 +147,9 @@ def commands(folder: Path, nodes: Sequence[str], ports: Mapping[str, int], data:
         daemons["mariadbd"] = _mariadbd(folder, data, ports["mariadbd"])
         daemons["slurmdbd"] = _listener(ports["slurmdbd"], "slurmdbd", "-D")
     daemons["slurmctld"] = _listener(ports["slurmctld"], "slurmctld", "-D")
-    for node in nodes:
-        slurmd = _listener(ports[node], "slurmd", "-D", "-N", node)
+    for node in (*nodes, *cloud):
+        booted = ("-b",) if node in cloud else ()  # else Slurm waits for a slurmd that began after it wanted the node
+        slurmd = _listener(ports[node], "slurmd", "-D", *booted, "-N", node)
         daemons[f"slurmd.{node}"] = Daemon((program("unshare"), "--mount", *slurmd.argv), slurmd.ready)
     return daemons
 
