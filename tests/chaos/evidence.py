@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from slurm.folder import JobFolder
 from tests.chaos.cases import STAGES
 from tests.slurm_lab.faults import EndedJob, QueuedJob
 from trainium.files import read_json
@@ -42,20 +43,32 @@ class Outcome:
 
 
 def jobs_of(uids: Iterable[str], ended: Sequence[EndedJob], queued: Sequence[QueuedJob]) -> list[Job]:
-    """The jobs of a run by id. `uids`: more than one when the run folder was made anew."""
+    """The jobs of a run. `uids`: more than one when the run folder was made anew.
+
+    By id and name: a controller that lost its memory gives an id again.
+    """
     beginnings = tuple(f"{uid}-" for uid in uids)
-    alive = {job.job_id for job in queued}
-    found: dict[str, Job] = {}
+    alive = {(job.job_id, job.name): job for job in queued if job.name.startswith(beginnings)}
+    found: dict[tuple[str, str], Job] = {}
     for row in ended:
+        key = row.job_id, row.name
         if row.name.startswith(beginnings):
-            first = found.get(row.job_id)
-            submitted = first.submitted if first else row.submitted
-            end = None if row.job_id in alive else row.ended
-            found[row.job_id] = Job(row.job_id, row.name, submitted, end, row.state, row.exit_code)
-    for job in queued:
-        if job.name.startswith(beginnings) and job.job_id not in found:
-            found[job.job_id] = Job(job.job_id, job.name, None, None, job.state, "")
-    return sorted(found.values(), key=lambda job: int(job.job_id))
+            submitted = found[key].submitted if key in found else row.submitted
+            found[key] = Job(row.job_id, row.name, submitted, row.ended, row.state, row.exit_code)
+    for key, job in alive.items():
+        submitted = found[key].submitted if key in found else None
+        found[key] = Job(job.job_id, job.name, submitted, None, job.state, "")
+    return sorted(found.values(), key=lambda job: (int(job.job_id), job.name))
+
+
+def orphans(run: RunFolder, jobs: Sequence[Job]) -> list[str]:
+    """Jobs that the run has left behind: in the queue, and their script has not ended."""
+    told = []
+    for job in jobs:
+        ended = JobFolder(run.jobs / job.name.partition("-")[2]).read_exit()
+        if job.ended is None and (ended is None or ended.job_id != job.job_id):
+            told.append(f"job {job.job_id} {job.name} is {job.state}")
+    return told
 
 
 def duplicates(jobs: Sequence[Job]) -> list[str]:
@@ -87,12 +100,13 @@ def outcome(run: RunFolder) -> Outcome | None:
 
 def wrong_verdicts(run: RunFolder, jobs: Sequence[Job]) -> list[str]:
     """Where the run's ledger and records say of a job what Slurm does not."""
-    by_id = {job.job_id: job for job in jobs}
+    by_name = {job.name.partition("-")[2]: job for job in jobs}
     told = []
     for entry in read_json(run.path / "run.json").get("attempts", []):
-        job = by_id.get(str(entry["id"]))
-        if job is None:
-            told.append(f"the ledger's job {entry['id']} of {entry['stage']} never was in Slurm")
+        job = by_name.get(f"{entry['stage']}-{entry['attempt']}")
+        if job is None:  # a controller that was killed can forget a job that it has just accepted
+            if entry["state"] == "COMPLETED":
+                told.append(f"the ledger's job {entry['id']} of {entry['stage']} never was in Slurm")
         elif job.ended is None:
             told.append(f"job {job.job_id} is in the ledger as {entry['state']} and is not ended: {job.state}")
         elif (entry["state"] == "COMPLETED") != (job.state == "COMPLETED"):
@@ -100,8 +114,8 @@ def wrong_verdicts(run: RunFolder, jobs: Sequence[Job]) -> list[str]:
     for stage in STAGES:
         record = run.record(stage)
         for note in record.jobs if record else ():
-            job = by_id.get(note.id)
-            if job is None or job.state != "COMPLETED":
+            job = by_name.get(f"{stage}-{note.attempt}")
+            if job is None or job.job_id != note.id or job.state != "COMPLETED":
                 told.append(f"stage {stage} counts on job {note.id}, which was {job.state if job else 'never there'}")
     return told
 

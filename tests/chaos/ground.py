@@ -14,7 +14,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from blocks import NeuronToolchain, SlurmCluster
 from tests.chaos.cases import Case, Lab, Then
-from tests.chaos.evidence import Job, Outcome, duplicates, jobs_of, outcome, wrong_verdicts
+from tests.chaos.evidence import Job, Outcome, duplicates, jobs_of, orphans, outcome, wrong_verdicts
 from tests.chaos.results import Result
 from tests.chaos.scene import Scene
 from tests.chaos.servers import Server
@@ -91,10 +91,10 @@ class Ground:
         folder.mkdir()
         with ExitStack() as stack:
             server = stack.enter_context(self._server_to_break()) if case.kind.own_server else self.server
-            lab = stack.enter_context(_own_lab(case.kind.lab, folder)) if case.kind.lab else self.lab
             runs = folder / "runs"
-            if case.kind.lab and case.kind.lab.small_disk:
+            if case.kind.lab and case.kind.lab.small_disk:  # before the nodes, which would not see it later
                 stack.enter_context(faults.small_disk(runs, case.kind.lab.small_disk))
+            lab = stack.enter_context(_own_lab(case.kind.lab, folder)) if case.kind.lab else self.lab
             kit, cluster = self.kit, self._cluster(lab, runs)
             toolchain = slower(kit.toolchain, case.kind.step) if case.kind.step else kit.toolchain
 
@@ -139,7 +139,7 @@ class Ground:
         result.jobs, result.starts = len(jobs), len(scene.flows)
         result.attempts = max((sum(job.stage == other.stage for other in jobs) for job in jobs), default=0)
         result.duplicates = duplicates(jobs)
-        result.orphans = [f"job {job.job_id} {job.name} is {job.state}" for job in jobs if job.ended is None]
+        result.orphans = orphans(scene.run, jobs)
         result.wrong = [*scene.wrong, *wrong_verdicts(scene.run, jobs), *_one_job_more(scene, jobs, result.struck)]
         result.notes = scene.notes
         result.state = _state(scene)

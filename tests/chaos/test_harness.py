@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from tests.chaos.cases import draw
-from tests.chaos.evidence import Job, duplicates, jobs_of, wrong_verdicts
+from tests.chaos.evidence import Job, duplicates, jobs_of, orphans, wrong_verdicts
 from tests.chaos.kinds import KINDS
 from tests.chaos.results import Result, summary
 from tests.slurm_lab.faults import EndedJob, QueuedJob
@@ -57,11 +57,27 @@ def test_the_starts_of_a_requeued_job_are_one_job_and_other_runs_are_not_looked_
     assert found.ended is None  # an orphan, if the run is over
 
 
+def test_a_job_in_the_queue_is_an_orphan_unless_its_script_has_ended(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    alive = job(7, "u-train-1", 0, None, "RUNNING")
+    assert orphans(run, [alive, job(6, "u-convert-1", 0, 5)]) == ["job 7 u-train-1 is RUNNING"]
+    record = {"restart_count": 0, "node": "n1", "nodes": "n1", "code": 0, "signal": None, "started": str(NOON)}
+    write_json(run.job("train", 1) / "exit.json", {"job_id": "7", "ended": str(NOON), **record})
+    assert not orphans(run, [alive])  # a controller that lost its memory still shows it
+    assert orphans(run, [replace(alive, job_id="8")])
+
+
+def test_an_id_that_is_given_again_is_another_job() -> None:
+    first = EndedJob("5", "u-train-1", "COMPLETED", "0:0", at(0), at(1), at(5))
+    again = EndedJob("5", "u-export-1", "COMPLETED", "0:0", at(10), at(11), at(15))
+    assert [found.name for found in jobs_of(["u"], [first, again], [])] == ["u-export-1", "u-train-1"]
+
+
 def test_a_ledger_that_says_otherwise_than_slurm_is_a_wrong_verdict(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
 
     def ledger(state: str) -> None:
-        write_json(tmp_path / "run.json", {"attempts": [{"stage": "train", "id": "1", "state": state}]})
+        write_json(tmp_path / "run.json", {"attempts": [{"stage": "train", "attempt": 1, "id": "1", "state": state}]})
 
     done, failed = job(1, "u-train-1", 0, 10), job(1, "u-train-1", 0, 10, "NODE_FAIL")
     ledger("COMPLETED")
@@ -70,6 +86,7 @@ def test_a_ledger_that_says_otherwise_than_slurm_is_a_wrong_verdict(tmp_path: Pa
     assert wrong_verdicts(run, [replace(done, ended=None, state="RUNNING")])
     assert wrong_verdicts(run, [])
     ledger("NODE_FAIL")
+    assert not wrong_verdicts(run, [])  # forgotten by a controller that was killed
     assert not wrong_verdicts(run, [failed])
     assert wrong_verdicts(run, [done])
 

@@ -152,7 +152,7 @@ def full_disk(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def late_exit_files(lab: SlurmLab, folder: Path, seconds: float) -> Iterator[None]:
-    """On the nodes the exit file of a job appears that much later than the job ends. `folder`, which is made, is for mv."""
+    """On the nodes a job's exit file appears that much later than the job ends. `folder` is made, for the mv."""
     folder.mkdir(parents=True)
     mv, real, late = Path("/bin/mv").resolve(), folder / "mv.real", folder / "mv.late"
     shutil.copy2(mv, real)
