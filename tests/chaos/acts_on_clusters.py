@@ -10,11 +10,17 @@ from tests.slurm_lab.faults import QueuedJob
 ANY = moments(Event.SUBMITTING, Event.RUNNING, Event.SAVED, Event.ENDED)
 RUNNING = moments(Event.RUNNING, stages=("convert", "compile", "train")) + moments(Event.SAVED)
 TRAINING = (Moment(Event.RUNNING, "train"), Moment(Event.SAVED, "train"))
+SAVED = moments(Event.SAVED)  # before that a further attempt would get no further
 BEFORE = tuple(Moment(Event.RUNNING, stage) for stage in STAGES[:-1])  # of a job that another one follows
 
 
 def controller_down(scene: Scene) -> None:
-    _outage(scene, "slurmctld", scene.case.random.choice((scene.lab.stop, scene.lab.kill)))
+    _outage(scene, "slurmctld", scene.lab.stop)
+
+
+def controller_killed(scene: Scene) -> None:
+    """It forgets what it had not saved: a job just submitted may be unknown, its id given again, or be run again."""
+    _outage(scene, "slurmctld", scene.lab.kill)
 
 
 def controller_frozen(scene: Scene) -> None:
@@ -148,6 +154,7 @@ OWN = Lab()
 REQUEUE = ("resources.requeue=true",)
 KINDS = (
     Kind("slurmctld down", controller_down, Then.GOES_ON, ANY, OWN, weight=2),
+    Kind("slurmctld killed", controller_killed, Then.FAILS, ANY, OWN),
     Kind("slurmctld frozen", controller_frozen, Then.GOES_ON, ANY, OWN, weight=2),
     Kind("slurmdbd down", accounting_down, Then.GOES_ON, ANY, Lab(accounting=True)),
     Kind("munge down", munge_down, Then.GOES_ON, ANY, OWN),
@@ -163,7 +170,7 @@ KINDS = (
     ),
     Kind("preempted", preempted, Then.GOES_ON, TRAINING, OWN),
     Kind("requeued", requeued, Then.GOES_ON, RUNNING, OWN, overrides=REQUEUE),
-    Kind("time limit", time_limit, Then.GOES_ON, TRAINING, OWN, step=2.0),
+    Kind("time limit", time_limit, Then.GOES_ON, SAVED, OWN, step=2.0),
     Kind("scancel from outside", cancelled_from_outside, Then.STOPS, RUNNING, OWN),
     Kind("job held", held, Then.GOES_ON, BEFORE, OWN),
     Kind("log folder unwritable", log_folder_unwritable, Then.FAILS, BEFORE, OWN),

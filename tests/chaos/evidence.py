@@ -103,10 +103,11 @@ def wrong_verdicts(run: RunFolder, jobs: Sequence[Job]) -> list[str]:
     by_name = {job.name.partition("-")[2]: job for job in jobs}
     told = []
     for entry in read_json(run.path / "run.json").get("attempts", []):
-        job = by_name.get(f"{entry['stage']}-{entry['attempt']}")
-        if job is None:  # a controller that was killed can forget a job that it has just accepted
-            if entry["state"] == "COMPLETED":
-                told.append(f"the ledger's job {entry['id']} of {entry['stage']} never was in Slurm")
+        name = f"{entry['stage']}-{entry['attempt']}"
+        job = by_name.get(name)
+        if job is None:  # forgotten by a controller that was killed; the script is a witness too
+            if entry["state"] == "COMPLETED" and not _ended_well(run, name, str(entry["id"])):
+                told.append(f"nobody knows that job {entry['id']} of {name} has ended as the ledger says")
         elif job.ended is None:
             told.append(f"job {job.job_id} is in the ledger as {entry['state']} and is not ended: {job.state}")
         elif (entry["state"] == "COMPLETED") != (job.state == "COMPLETED"):
@@ -114,10 +115,19 @@ def wrong_verdicts(run: RunFolder, jobs: Sequence[Job]) -> list[str]:
     for stage in STAGES:
         record = run.record(stage)
         for note in record.jobs if record else ():
-            job = by_name.get(f"{stage}-{note.attempt}")
-            if job is None or job.job_id != note.id or job.state != "COMPLETED":
+            name = f"{stage}-{note.attempt}"
+            job = by_name.get(name)
+            if (job is None or (job.job_id, job.state) != (note.id, "COMPLETED")) and not (
+                job is None and _ended_well(run, name, note.id)
+            ):
                 told.append(f"stage {stage} counts on job {note.id}, which was {job.state if job else 'never there'}")
     return told
+
+
+def _ended_well(run: RunFolder, name: str, job_id: str) -> bool:
+    """By the job's own script."""
+    ended = JobFolder(run.jobs / name).read_exit()
+    return ended is not None and (ended.job_id, ended.code) == (job_id, 0)
 
 
 def _overlap(first: Job, second: Job) -> bool:

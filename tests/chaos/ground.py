@@ -119,6 +119,7 @@ class Ground:
             python=self.kit.python,
             slurm_conf=lab.conf,
             adopt_within=settings.adopt_within,
+            stale_after=settings.stale_after,
             timing=settings.timing,
         )
 

@@ -8,22 +8,20 @@ show, in the losses and in the bits of the final weights.
 `CHAOS_STEP_SECONDS` and `CHAOS_SAVE_SECONDS` say how long a step, and how long a save with half its shards, takes.
 """
 
-import json
 import os
 import shutil
 import sys
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from trainium.checkpoint.archive_writer import tensors_image
 from trainium.checkpoint.image import write_image
 from trainium.checkpoint.paths import shard_path, tensor_folder
 from trainium.checkpoint.shards import open_shard, shard_images
@@ -155,9 +153,9 @@ def load(settings: Settings, start: Path | None) -> State:
     if start is None:
         raise RuntimeError("the light toolchain starts from a checkpoint: exp_manager.resume_from_checkpoint")
     nxd(f"loading checkpoint from {start.name}", where=f"{WHERE}:887")
-    content: dict[str, Any] = {}
-    with suppress(FileNotFoundError):
-        content = json.loads((start / "user_content.pt").read_text())
+    content, step = start / "user_content.pt", 0
+    if content.exists():
+        step = int(open_shard(content).raw("global_step")[0])
     fresh = settings.experiment.weight_init_only
     ranks = {}
     for rank in ranks_of(settings):
@@ -171,7 +169,7 @@ def load(settings: Settings, start: Path | None) -> State:
     if fresh:
         text = "Weight Init only case, so not loading optim states, optim states would be initialized"
         nemo(text, where="nlp_overrides:568")
-    return State(int(content.get("global_step", 0)), ranks)
+    return State(step, ranks)
 
 
 def save(settings: Settings, state: State, metrics: Mapping[str, float | str], known: list[Path]) -> None:
@@ -194,7 +192,9 @@ def save(settings: Settings, state: State, metrics: Mapping[str, float | str], k
         time.sleep(float(os.environ.get("CHAOS_SAVE_SECONDS", "0")) / len(state.ranks))
         both = {f"{kind}/{key}": value for kind in kinds for key, value in kinds[kind].items()}
         write(shard_path(path / "optim", *rank), _bits(both), "float32", experiment)
-    (path / "user_content.pt").write_text(json.dumps({"global_step": state.step}))
+    content = {"global_step": TensorInfo("int64", (1,))}
+    number = flat_bytes(np.array([state.step], np.uint64))
+    write_image(path / "user_content.pt", tensors_image("user_content", content), [number])
     nxd(f"synced saving of checkpoint {name} completed", where=f"{WHERE}:192")
     (path / "done").write_text("1")
     known[:] = [other for other in known if other != path] + [path]
