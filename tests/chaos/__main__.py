@@ -77,10 +77,16 @@ def perform(folder: Path, settings: Settings, kit: Kit, cases: Sequence[Case], a
         print(first.line(), flush=True)
         if ground.reference is None:
             return [first]
-        with ThreadPoolExecutor(at_once) as pool:
+        pool = ThreadPoolExecutor(at_once)
+        try:
             for future in as_completed([pool.submit(ground.run, case) for case in cases]):
                 results.append(future.result())
                 print(results[-1].line(), flush=True)
+        except KeyboardInterrupt:
+            ground.stopped.set()  # each run ends at its next step, and those that wait do not begin
+            raise
+        finally:
+            pool.shutdown(cancel_futures=True)
     print(f"{len(results)} runs in {time.monotonic() - began:.0f} s", flush=True)
     for text in leftovers(folder):
         print(f"left behind: {text}", flush=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from prefect.exceptions import PrefectHTTPStatusError
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from blocks import NeuronToolchain, SlurmCluster
@@ -47,6 +48,7 @@ class Ground:
         self._stack = ExitStack()
         self._breaking = threading.Lock()  # one run at a time has the server that is broken
         self._second: Server | None = None
+        self.stopped = threading.Event()
         self.reference: Outcome | None = None
 
     def __enter__(self) -> "Ground":
@@ -108,8 +110,9 @@ class Ground:
             words += ["--cluster", f"slurm-cluster/{case.name}", "--toolchain", case.name]
             environment = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **self.settings.environment}
             run = RunFolder.named(runs, case.name)
-            scene = Scene(case, lab, server, folder, run, tuple(words), self.settings, environment, register)
-            stack.callback(lambda: [flow.end() for flow in scene.flows])
+            argv = tuple(words)
+            scene = Scene(case, lab, server, folder, run, argv, self.settings, environment, register, self.stopped)
+            stack.callback(scene.end)
             yield scene
 
     def _cluster(self, lab: SlurmLab, runs: Path) -> SlurmCluster:
@@ -205,7 +208,16 @@ def _own_lab(wanted: Lab, folder: Path) -> Iterator[SlurmLab]:
 
 
 def _save(block: Any, name: str) -> None:
-    block.save(name, overwrite=True)
+    """Several times if need be: a server on a busy machine may answer that its database is locked."""
+    for last in (False, False, True):
+        try:
+            block.save(name, overwrite=True)
+        except PrefectHTTPStatusError:
+            if last:
+                raise
+            time.sleep(1)
+        else:
+            return
 
 
 def leftovers(folder: Path) -> list[str]:

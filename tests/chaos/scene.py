@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -62,6 +63,10 @@ class Flow:
             return self._process.wait(seconds)
         return None
 
+    def accepted(self) -> bool:
+        """Whether it has got to work, or has ended."""
+        return self.ended or FINISHED in self.text()
+
     def end(self) -> None:
         """By force, if need be."""
         if not self.ended:
@@ -90,6 +95,7 @@ class Scene:
     settings: Settings
     environment: Mapping[str, str]
     register: Callable[[], None]  # the blocks, again
+    stopped: threading.Event  # whoever started all this wants no more of it
     flows: list[Flow] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -102,17 +108,24 @@ class Scene:
 
     def start(self) -> Flow:
         """Start the run, again if there was a start before."""
+        if self.stopped.is_set():
+            raise RuntimeError("interrupted")
         log = self.folder / f"start-{len(self.flows) + 1}.log"
         flow = Flow(self.argv, {**self.environment, **self.server.environment}, log)
         self.flows.append(flow)
         return flow
+
+    def end(self) -> None:
+        """No flow of it lives any longer."""
+        for flow in self.flows:
+            flow.end()
 
     def start_until_accepted(self, seconds: float) -> Flow | None:
         """Start the run until it is not refused because another flow has it."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             flow = self.start()
-            self.until(lambda flow=flow: flow.ended or FINISHED in flow.text(), seconds)
+            self.until(flow.accepted, seconds)
             if flow.code != REFUSED:
                 return flow
             self.flows.remove(flow)

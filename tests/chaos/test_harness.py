@@ -96,4 +96,4 @@ def test_only_a_summary_without_a_stain_is_a_success() -> None:
     assert summary([good])[1] == 0
     assert summary([])[1] == 1
     for stain in ({"equal": False}, {"duplicates": ["x"]}, {"orphans": ["x"]}, {"wrong": ["x"]}):
-        assert summary([good, replace(good, **stain)])[1] == 1  # type: ignore[arg-type]
+        assert summary([good, replace(good, **stain)])[1] == 1

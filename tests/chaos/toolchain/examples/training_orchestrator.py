@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainium.checkpoint.archive_writer import tensors_image
+from trainium.checkpoint.formats import Form
 from trainium.checkpoint.image import write_image
 from trainium.checkpoint.paths import shard_path, tensor_folder
 from trainium.checkpoint.shards import open_shard, shard_images
@@ -143,8 +144,9 @@ def advance(state: State, rate: float, rows: int) -> None:
     for kinds in state.ranks.values():
         for name, weight in kinds[MASTER].items():
             gradient = weight * (weight + push) + push * np.float32(0.01)
-            moment = kinds[MOMENT][name] * np.float32(0.9) + gradient * np.float32(0.1)
-            kinds[MOMENT][name], kinds[MASTER][name] = moment, weight - moment * np.float32(rate)
+            moment: Floats = kinds[MOMENT][name] * np.float32(0.9) + gradient * np.float32(0.1)
+            moved: Floats = weight - moment * np.float32(rate)
+            kinds[MOMENT][name], kinds[MASTER][name] = moment, moved
     state.step += 1
 
 
@@ -207,7 +209,7 @@ def save(settings: Settings, state: State, metrics: Mapping[str, float | str], k
 def write(path: Path, tensors: Mapping[str, Raw], dtype: str, experiment: Experiment) -> None:
     """A rank's shard with this project's own writer."""
     info = {name: TensorInfo(dtype, value.shape) for name, value in tensors.items()}
-    form = "per-tensor" if experiment.save_xser else "inline"
+    form: Form = "per-tensor" if experiment.save_xser else "inline"
     if form == "per-tensor":
         tensor_folder(path).mkdir()
     values: Iterator[Raw] = iter(tensors.values())
