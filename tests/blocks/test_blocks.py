@@ -65,7 +65,7 @@ def saved(prefect_server: str) -> dict[type[Block], str]:
 
     name = f"example-{uuid4().hex[:8]}"
     made = asyncio.run(register([(name, block) for block in EXAMPLES]))
-    assert made == [f"{type(block).get_block_type_slug()}/{name}" for block in EXAMPLES]
+    assert made[: len(EXAMPLES)] == [f"{type(block).get_block_type_slug()}/{name}" for block in EXAMPLES]
     return dict.fromkeys(map(type, EXAMPLES), name)
 
 
