@@ -3,15 +3,18 @@ PYTHON ?= python3
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 TORCH := $(shell grep '^torch==' constraints.txt)
+CHAOS_RUNS ?= 110
+CHAOS_SEED ?= 1
 
 # The run's name reaches the shell as a variable, never as text: RUN='a "$$(name)"' is only a name.
 export RUN
 
-.PHONY: help install rehearse test bench lint clean
+.PHONY: help install rehearse test bench chaos lint clean
 help:
 	@echo "make rehearse [RUN=name]   the whole chain on this machine, with the rehearsal toolchain"
 	@echo "make test                  lint, types, import rule and every test (installs Slurm for it)"
 	@echo "make bench [BENCH=...]     converter against cp, watching 1000 jobs (--only watching, --models 1.1B …; an hour for all)"
+	@echo "make chaos [CHAOS_RUNS=n] [CHAOS_SEED=s]   runs through real Slurm with one fault each (under an hour)"
 	@echo "make install               only .venv and the project"
 	@echo "make lint                  ruff, mypy --strict, import-linter"
 
@@ -27,6 +30,10 @@ test: $(VENV)/.installed-for-tests
 
 bench: install
 	$(VENV)/bin/python -m tests.benchmarks $(BENCH)
+
+chaos: $(VENV)/.installed-for-tests
+	@bash tests/slurm_lab/install.sh
+	$(VENV)/bin/python -m tests.chaos --runs $(CHAOS_RUNS) --seed $(CHAOS_SEED) $(CHAOS)
 
 lint: $(VENV)/.installed-for-tests
 	$(VENV)/bin/ruff check

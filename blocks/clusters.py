@@ -12,7 +12,7 @@ from pydantic import Field
 from blocks.paths import AbsolutePath
 from slurm.cluster import SlurmScheduler
 from slurm.local import LocalScheduler
-from slurm.scheduler import Scheduler
+from slurm.scheduler import Scheduler, Timing
 from trainium.errors import UserError
 from trainium.files import read_json, write_json
 from trainium.run import lease
@@ -68,13 +68,18 @@ class SlurmCluster(Block):
         "PT1M is a minute).",
     )
     stale_after: timedelta = _STALE_AFTER
+    timing: Timing | None = Field(
+        default=None,
+        description="How often Slurm and the exit files are looked at, and how long a doubtful end is looked at again, "
+        "each in seconds (see slurm.scheduler.Timing). Default: what suits a cluster with many users.",
+    )
 
     @property
     def queue(self) -> str:
         return f"slurm {self.slurm_conf or os.environ.get('SLURM_CONF', '')}"
 
     def scheduler(self) -> Scheduler:
-        return SlurmScheduler(conf=self.slurm_conf)
+        return SlurmScheduler(conf=self.slurm_conf, timing=self.timing)
 
 
 class LocalCluster(Block):

@@ -32,6 +32,7 @@ def slurm_conf(
     cpus: int,
     message_timeout: int,
     dbd_port: int | None,
+    cloud_ports: Mapping[str, int],
     extra: str,
 ) -> str:
     """`extra` comes last: Slurm takes the last of several values of one key."""
@@ -39,8 +40,8 @@ def slurm_conf(
     # Several slurmd on one host: the same NodeHostname, a port each.
     nodes = "\n".join(
         f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port}"
-        f" CPUs={cpus} RealMemory=1000000 State=UNKNOWN"
-        for name, port in node_ports.items()
+        f" CPUs={cpus} RealMemory=1000000 State={'CLOUD' if name in cloud_ports else 'UNKNOWN'}"
+        for name, port in {**node_ports, **cloud_ports}.items()
     )
     return f"""\
 ClusterName=lab
@@ -69,7 +70,9 @@ ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/linux
 JobAcctGatherFrequency=1
-JobCompType=jobcomp/none
+# Who ran when and how it ended, from slurmctld itself: a witness that needs no database and forgets nothing.
+JobCompType=jobcomp/filetxt
+JobCompLoc={folder}/log/completed.txt
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 # The declared CPUs and memory count, not the machine's.
@@ -97,7 +100,31 @@ MaxArraySize=10001
 {nodes}
 PartitionName=main Nodes={names} Default=YES MaxTime=INFINITE DefaultTime=01:00:00 State=UP PriorityTier=1
 PartitionName=hi Nodes={names} Default=NO MaxTime=INFINITE DefaultTime=01:00:00 State=UP PriorityTier=10
+{_cloud(folder, names, cloud_ports)}
 {extra}
+"""
+
+
+def _cloud(folder: Path, static: str, ports: Mapping[str, int]) -> str:
+    """Nodes that Slurm has to boot: resume.sh only writes down which, and whoever breaks the lab starts them or not."""
+    if not ports:
+        return ""
+    return f"""\
+ResumeProgram={folder}/resume.sh
+SuspendProgram=/bin/true
+SuspendExcNodes={static}
+SuspendTime=3600
+SuspendTimeout=2
+ResumeTimeout=8
+# Their addresses are known, other than those of real instances.
+SlurmctldParameters=cloud_dns,idle_on_node_suspend
+PartitionName=cloud Nodes={",".join(ports)} Default=NO MaxTime=INFINITE DefaultTime=01:00:00 State=UP"""
+
+
+RESUME_SH = """\
+#!/bin/sh
+# ResumeProgram: is given a host list. Whether the nodes boot is decided elsewhere.
+echo "$1" >>"${0%/*}/to-boot"
 """
 
 

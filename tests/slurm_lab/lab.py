@@ -6,7 +6,8 @@ run side by side. It is ready in about 0.3 s, with accounting in about 3 s:
     with slurm_lab(nodes=2) as lab:
         lab.run("sbatch", "--parsable", "job.sh", check=True)
 
-Partitions: `main` (default) and `hi`, whose jobs preempt those of `main` by requeueing them.
+Partitions: `main` (default) and `hi`, whose jobs preempt those of `main` by requeueing them; with cloud nodes `cloud`,
+whose nodes run once they are booted (see faults.py).
 The Debian packages it needs are installed by install.sh beside this file.
 """
 
@@ -43,6 +44,7 @@ class SlurmLab:
     conf: Path
     nodes: tuple[str, ...]
     accounting: bool
+    cloud: tuple[str, ...]
     _supervisor: Supervisor = field(repr=False)
     _daemons: Mapping[str, Daemon] = field(repr=False)
     _processes: dict[str, Process] = field(default_factory=dict, repr=False)
@@ -163,15 +165,23 @@ class SlurmLab:
 
 @contextlib.contextmanager
 def slurm_lab(
-    *, nodes: int = 2, cpus: int = 128, accounting: bool = False, message_timeout: int = 10, extra: str = ""
+    *,
+    nodes: int = 2,
+    cpus: int = 128,
+    accounting: bool = False,
+    message_timeout: int = 10,
+    cloud: int = 0,
+    extra: str = "",
 ) -> Iterator[SlurmLab]:
     """A lab with nodes n1…nN, all idle. Afterwards nothing of it is left, however this process ends.
 
     `cpus` per node are declared, not real. `message_timeout` (seconds) is how long clients wait for a controller that
-    is down or frozen. `extra` is put at the end of slurm.conf. Raises SlurmLabError.
+    is down or frozen. `cloud` nodes c1…cN are powered down. `extra` is put at the end of
+    slurm.conf. Raises SlurmLabError.
     """
     prepare.check_requirements(accounting)
     names = tuple(f"n{number}" for number in range(1, nodes + 1))
+    cloud_names = tuple(f"c{number}" for number in range(1, cloud + 1))
     # The path of a socket is limited to 108 bytes, so TMPDIR, which may be long, is not asked.
     folder = Path(tempfile.mkdtemp(prefix="tl-", dir="/tmp"))
     folder.chmod(0o711)  # munged wants its socket to be reachable by everyone
@@ -179,7 +189,7 @@ def slurm_lab(
     with contextlib.ExitStack() as stack:
         supervisor = Supervisor([folder, *([data] if data else [])])
         stack.callback(supervisor.close)
-        ports = stack.enter_context(prepare.reserved_ports("slurmctld", "slurmdbd", "mariadbd", *names))
+        ports = stack.enter_context(prepare.reserved_ports("slurmctld", "slurmdbd", "mariadbd", *names, *cloud_names))
         prepare.write_files(
             folder,
             names,
@@ -187,15 +197,17 @@ def slurm_lab(
             cpus=cpus,
             accounting=accounting,
             message_timeout=message_timeout,
+            cloud=cloud_names,
             extra=extra,
         )
         if data:
             _install_database(supervisor, data, folder / "log/mariadb-install-db.out")
-        daemons = prepare.commands(folder, names, ports, data)
-        lab = SlurmLab(folder, folder / "slurm.conf", names, accounting, supervisor, daemons)
+        daemons = prepare.commands(folder, names, cloud_names, ports, data)
+        lab = SlurmLab(folder, folder / "slurm.conf", names, accounting, cloud_names, supervisor, daemons)
         stack.callback(lab._close)
         for name in lab.daemons:
-            lab.start(name)
+            if name.removeprefix("slurmd.") not in cloud_names:
+                lab.start(name)
         lab.wait_idle()
         yield lab
 

@@ -100,10 +100,11 @@ def write_files(
     cpus: int,
     accounting: bool,
     message_timeout: int,
+    cloud: Sequence[str],
     extra: str,
 ) -> None:
     """The key, the folders, and the configuration: slurm.conf is what SLURM_CONF must name."""
-    for name in ("run", "log", "state", *(f"spool/{node}" for node in nodes)):
+    for name in ("run", "log", "state", *(f"spool/{node}" for node in (*nodes, *cloud))):
         (folder / name).mkdir(parents=True)
     host = socket.gethostname().partition(".")[0]  # slurmctld and slurmdbd look for their own name in the files
     _write_private(folder / "run/munge.key", os.urandom(1024))
@@ -115,9 +116,12 @@ def write_files(
         cpus=cpus,
         message_timeout=message_timeout,
         dbd_port=ports["slurmdbd"] if accounting else None,
+        cloud_ports={node: ports[node] for node in cloud},
         extra=extra,
     )
     (folder / "slurm.conf").write_text(conf)
+    (folder / "resume.sh").write_text(config.RESUME_SH)
+    (folder / "resume.sh").chmod(0o755)
     (folder / "cgroup.conf").write_text(config.CGROUP_CONF)
     if accounting:
         dbd = config.slurmdbd_conf(folder=folder, host=host, dbd_port=ports["slurmdbd"], sql_port=ports["mariadbd"])
@@ -130,18 +134,23 @@ def _write_private(path: Path, content: bytes) -> None:
     path.write_bytes(content)
 
 
-def commands(folder: Path, nodes: Sequence[str], ports: Mapping[str, int], data: Path | None) -> dict[str, Daemon]:
+def commands(
+    folder: Path, nodes: Sequence[str], cloud: Sequence[str], ports: Mapping[str, int], data: Path | None
+) -> dict[str, Daemon]:
     """The daemons by name, in the order of their start.
 
-    slurmctld comes before slurmd: a slurmd that finds no slurmctld tries again only after about 10 s.
+    slurmctld comes before slurmd: a slurmd that finds no slurmctld tries again only after about 10 s. Each slurmd has
+    mounts of its own, so that a node can see a folder otherwise than the head node does.
     """
     daemons = {"munged": _munged(folder / "run")}
     if data:
         daemons["mariadbd"] = _mariadbd(folder, data, ports["mariadbd"])
         daemons["slurmdbd"] = _listener(ports["slurmdbd"], "slurmdbd", "-D")
     daemons["slurmctld"] = _listener(ports["slurmctld"], "slurmctld", "-D")
-    for node in nodes:
-        daemons[f"slurmd.{node}"] = _listener(ports[node], "slurmd", "-D", "-N", node)
+    for node in (*nodes, *cloud):
+        booted = ("-b",) if node in cloud else ()  # else Slurm waits for a slurmd that began after it wanted the node
+        slurmd = _listener(ports[node], "slurmd", "-D", *booted, "-N", node)
+        daemons[f"slurmd.{node}"] = Daemon((program("unshare"), "--mount", *slurmd.argv), slurmd.ready)
     return daemons
 
 

@@ -65,6 +65,8 @@ class _Told:
         text = marker.text[marker.start : marker.end]
         number = _NUMBER.search(text)
         match marker.rule:
+            case "job-started-again":  # what an earlier start compiled is in the cache, if it was whole
+                vars(self).update(vars(_Told()))
             case "compile-total-graphs" if number:
                 self.totals.append(int(number[0]))
             case "compile-total-successful" if number:

@@ -11,6 +11,7 @@ from trainium.logs.rules import Context, Rule, RuleClass
 from trainium.logs.tail import LineBuffer, Piece, decode
 from trainium.logs.tracebacks import PythonError, Tracebacks
 
+STARTED_AGAIN = "job-started-again"
 _EVIDENCE = 3
 _MOST_FINDINGS = 500
 _WIDTH = 600
@@ -66,6 +67,8 @@ class Marker:
 class Scanner:
     """Reads a log in pieces of any size; the findings do not depend on the sizes.
 
+    The findings are those of the job's latest start: a requeued job goes on in the same log.
+
     Args:
         context: which rules hold.
         on_marker: told of every marker, in the order of the lines.
@@ -120,6 +123,8 @@ class Scanner:
         for hit in self._matcher.hits(line, exceptions=error is not None):
             if hit.end <= seen:
                 continue
+            if hit.rule.id == STARTED_AGAIN:
+                self.findings.clear()
             if hit.rule.cls is RuleClass.MARKER:
                 if self._on_marker:
                     self._on_marker(_marker(hit, line))

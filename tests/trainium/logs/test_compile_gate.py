@@ -111,6 +111,17 @@ def test_text_alone_needs_as_many_neffs_as_graphs(job: Job) -> None:
     assert job.verdict().total == 2
 
 
+def test_only_the_latest_start_of_a_requeued_job_counts(job: Job) -> None:
+    job.module(1)
+    ended = "slurmstepd-n1: error: *** JOB 2 ON n1 CANCELLED AT 2026-12-01T01:31:20 DUE TO JOB REQUEUE ***"
+    job.say(WRAPPER.format(level="INFO", text="Total graphs: 7")).say(ended)
+    assert not job.verdict().ok
+    job.say("job script: start 1 of job 2").say(summary(1))
+    verdict = job.verdict()
+    assert verdict.ok, verdict.findings
+    assert verdict.total == 1
+
+
 def test_every_node_must_report(job: Job) -> None:
     for number in range(8):
         job.module(number)

@@ -1,0 +1,1 @@
+../../../../trainium/rehearsal/toolchain/examples/train_setup.sh
