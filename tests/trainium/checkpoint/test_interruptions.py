@@ -236,3 +236,18 @@ def test_archives_and_tensors_beyond_4_gib_are_zip64(tmp_path: Path) -> None:
     with zipfile.ZipFile(path) as archive:
         assert archive.getinfo("big/data/1").file_size == 10 << 30
         assert archive.getinfo("big/data/2").header_offset > 10 << 30
+
+
+def test_another_input_of_the_same_size_and_time_is_another_conversion(make_model: MakeModel, tmp_path: Path) -> None:
+    source, out = make_model(), tmp_path / "nxd"
+    other = tmp_path / "other"
+    shutil.copytree(source, other)
+    weights = other / "model.safetensors"
+    before, content = weights.stat(), bytearray(weights.read_bytes())
+    content[-1000:] = bytes(byte ^ 1 for byte in content[-1000:])
+    weights.write_bytes(content)
+    for path in (source / weights.name, weights):
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    to_nxd(source, out, LAYOUT, share=Share(1, 2))
+    to_nxd(other, out, LAYOUT)
+    assert verify_nxd(other, out, LAYOUT).ok
