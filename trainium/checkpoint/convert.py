@@ -31,6 +31,7 @@ from trainium.checkpoint.placement import (
     source_shapes,
 )
 from trainium.checkpoint.portions import close_all, file_portions, identity, rank_portion, sizes, write_all
+from trainium.checkpoint.replacing import refuse_losses, refuse_training
 from trainium.checkpoint.stored_layout import rank_reader
 from trainium.checkpoint.transfer import Loaded, Portion
 from trainium.checkpoint.weights import TensorInfo, Weights, float_dtype
@@ -86,6 +87,7 @@ def to_nxd(
     """
     started = time.monotonic()
     dtype = float_dtype(dtype) if dtype else None
+    refuse_training(out)
     arch = Architecture.from_config(read_config(hf_dir))
     layout = layout.resolve(arch)
     layout.check(arch)
@@ -145,6 +147,7 @@ def to_hf(
     """
     started = time.monotonic()
     dtype = float_dtype(dtype) if dtype else None
+    refuse_losses(out, checkpoint, config)
     config = read_config(config) if isinstance(config, Path) else config
     arch = config if isinstance(config, Architecture) else Architecture.from_config(config)
     read, layout = open_ranks(checkpoint, layout)

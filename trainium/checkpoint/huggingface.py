@@ -17,6 +17,7 @@ from trainium.files import sync_file
 if TYPE_CHECKING:
     from torch import Tensor
 
+_CONVERTER = "trainium"  # by which a later conversion knows that it may replace a file
 _MAX_HEADER = 100_000_000  # the format's own limit
 INDEX = "model.safetensors.index.json"
 
@@ -92,7 +93,7 @@ class SafetensorsImage:
     """One safetensors file with these tensors in this order, which has wider dtypes first (`file_order`)."""
 
     def __init__(self, info: Mapping[str, TensorInfo]) -> None:
-        header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+        header: dict[str, Any] = {"__metadata__": {"format": "pt", "converter": _CONVERTER}}
         ends = [0]
         for name, item in info.items():
             ends.append(ends[-1] + item.bytes)
@@ -110,6 +111,17 @@ class SafetensorsImage:
     def frame(self, crcs: Sequence[int]) -> list[tuple[int, bytes]]:
         """The header; safetensors have no checksums."""
         return [(0, self._header)]
+
+
+def foreign_weights(folder: Path) -> list[str]:
+    """Names of the safetensors in a folder that no conversion of ours has written."""
+    mark = f'{{"__metadata__":{{"format":"pt","converter":"{_CONVERTER}"'.encode()
+    names = []
+    for path in sorted(folder.glob("*.safetensors")):
+        with path.open("rb") as file:
+            if file.read(8 + len(mark))[8:] != mark:
+                names.append(path.name)
+    return names
 
 
 def file_order(info: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:

@@ -127,3 +127,23 @@ def test_shards_that_something_else_wrote_are_verified_alone(
     assert json.loads(report.read_text())["verification"]["ok"] is False
     assert main(["verify-nxd", str(source), str(tmp_path / "nowhere"), *LAYOUT]) == 2
     assert "nowhere" in capsys.readouterr().err
+
+
+def test_weights_that_are_no_earlier_output_are_not_replaced(
+    make_model: MakeModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base, elsewhere, nxd, out = make_model("base"), tmp_path / "c.json", tmp_path / "nxd", tmp_path / "out"
+    elsewhere.write_bytes((base / "config.json").read_bytes())
+    before = (base / "model.safetensors").read_bytes()
+    assert main(["to-nxd", str(base), str(nxd), *LAYOUT]) == 0
+    assert main(["to-hf", str(nxd), str(base), "--config", str(base / "config.json")]) == 2
+    assert "config.json lies in" in capsys.readouterr().err
+    assert main(["to-hf", str(nxd), str(base), "--config", str(elsewhere)]) == 2
+    assert "no earlier output (model.safetensors)" in capsys.readouterr().err
+    assert (base / "model.safetensors").read_bytes() == before
+    for _ in range(2):
+        assert main(["to-hf", str(nxd), str(out), "--config", str(elsewhere)]) == 0
+        assert main(["to-nxd", str(base), str(nxd), *LAYOUT]) == 0
+    (nxd / "optim").mkdir()
+    assert main(["to-nxd", str(base), str(nxd), *LAYOUT]) == 2
+    assert "checkpoint of a training (optim beside model/)" in capsys.readouterr().err
