@@ -182,6 +182,7 @@ def verify(
     names_only: Annotated[
         bool, typer.Option("--names-only", help="Names, shapes and dtypes; no weights are read.")
     ] = False,
+    instance_family: Annotated[InstanceFamily | None, _FAMILY] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Everything that was found, as JSON.")] = False,
 ) -> None:
     """Compare two models, whatever their forms: exit 0 equal, 1 different, 2 cannot be read."""
@@ -192,7 +193,7 @@ def verify(
 
     progress = (lambda done, total: None) if as_json else Meter("compared")
     try:
-        found = compare_paths(a, b, config=config, names_only=names_only, progress=progress)
+        found = compare_paths(a, b, config=config, names_only=names_only, family=instance_family, progress=progress)
     except OSError as error:
         raise CheckpointError(f"{error.filename or f'{a} or {b}'} cannot be read: {error.strerror or error}") from error
     print(json.dumps(found.to_dict(), indent=2, ensure_ascii=False) if as_json else comparison_text(found))

@@ -12,6 +12,7 @@ import numpy as np
 from trainium.checkpoint.comparison import Comparison, DifferingCopy, TensorComparison
 from trainium.checkpoint.huggingface import read_config
 from trainium.checkpoint.inventory import TensorProblem
+from trainium.checkpoint.layout import InstanceFamily
 from trainium.checkpoint.meter import Progress
 from trainium.checkpoint.placement import HEAD
 from trainium.checkpoint.rows import CopyFound, Rows
@@ -27,15 +28,24 @@ _BLOCK_BYTES = 1 << 19  # of one side: two of them and what is computed from the
 
 
 def compare_paths(
-    a: Path, b: Path, *, config: Path | None, names_only: bool, progress: Progress = lambda done, total: None
+    a: Path,
+    b: Path,
+    *,
+    config: Path | None,
+    names_only: bool,
+    family: InstanceFamily | None = None,
+    progress: Progress = lambda done, total: None,
 ) -> Comparison:
     """Two models in any two forms.
 
     config: the config.json that an NxD checkpoint is read with; without it one that lies in or beside either is taken.
+    family: as in `open_model`.
     Where one side ties its embeddings, the other may have them as two tensors. Raises as `open_model`.
     """
     content = read_config(config) if config else own_config(a) or own_config(b)
-    first, second, notes = _untie(*(open_model(path, content, headers_only=names_only) for path in (a, b)))
+    first, second, notes = _untie(
+        *(open_model(path, content, headers_only=names_only, family=family) for path in (a, b))
+    )
     return replace(compare_models(first, second, names_only=names_only, progress=progress), notes=notes)
 
 

@@ -50,10 +50,10 @@ def read_layout(
 ) -> Layout:
     """The layout of a checkpoint of this model: degrees from file names, the rest from names and shapes in them.
 
-    trn1 and trn2 differ only in which ranks hold copies of a key head, so the first layer's key heads tell. read: a
-    reader of the ranks, where one is open already. headers_only: look at no weights, and take trn1 for granted where
-    only they tell. Raises LayoutError naming what differs from `given`, CheckpointError when the files are not those
-    of such a model.
+    trn1 and trn2 differ only in which ranks hold copies of a key head, so the first layer whose key heads differ tells.
+    read: a reader of the ranks, where one is open already. headers_only: look at no weights, and take trn1 for granted
+    where only they tell. Raises LayoutError naming what differs from `given` or must be given, CheckpointError when the
+    files are not those of such a model.
     """
     shards = find_shards(model_folder(checkpoint))
     if shards.missing:
@@ -75,7 +75,7 @@ def read_layout(
         qkv=qkv,
         virtual_pp=_virtual_pp([{layer_of(name) for name in read(0, rank)} for rank in range(pp)], arch.layers),
     )
-    found = replace(found, instance_family=given.instance_family or _family(read, arch, found, headers_only))
+    found = replace(found, instance_family=given.instance_family or _family(read, arch, found, headers_only, where))
     _check_given(found, given, str(shards.folder))
     return found
 
@@ -140,26 +140,40 @@ def _virtual_pp(stages: list[set[int | None]], layers: int) -> int:
     )
 
 
-def _family(read: Read, arch: Architecture, layout: Layout, headers_only: bool) -> InstanceFamily:
+def _family(read: Read, arch: Architecture, layout: Layout, headers_only: bool, where: str) -> InstanceFamily:
     if layout.kv_replicator == 1:  # both put the heads alike, but only on trn2 may a rank hold several key heads
         return "trn2" if layout.qkv in ("fused", "split") and layout.tp != arch.kv_heads else "trn1"
-    return "trn1" if headers_only or arch.kv_heads == 1 else _family_of_copies(read, layout.qkv, arch, layout)
+    if headers_only or arch.kv_heads == 1:
+        return "trn1"
+    return _family_of_copies(read, layout.qkv, arch, layout, where)
 
 
-def _family_of_copies(read: Read, qkv: Qkv, arch: Architecture, layout: Layout) -> InstanceFamily:
-    """The one by which more ranks hold copies of what they should; a damaged copy does not decide."""
+def _family_of_copies(read: Read, qkv: Qkv, arch: Architecture, layout: Layout, where: str) -> InstanceFamily:
+    """The one by which more ranks hold copies of what they should; a damaged copy does not decide.
 
-    def keys(tp_rank: int) -> bytes:
-        shard = read(tp_rank, 0)
-        name = _first(shard, qkv)
+    Key heads of a layer can be equal, as of a fresh or a pruned model: then the next layer is asked.
+    """
+
+    def keys(name: str, tp_rank: int, pp_rank: int) -> bytes:
+        shard = read(tp_rank, pp_rank)
+        if name not in shard:
+            return b""
         if qkv == "split":
             return shard.raw(name.removesuffix("_q") + "_k").tobytes()
         queries = arch.heads * arch.head_dim // layout.tp
         return shard.raw(name)[queries : queries + arch.head_dim].tobytes()
 
-    for rank in range(layout.tp):
-        read(rank, 0).ahead(_first(read(rank, 0), qkv))
-    held = [hash(keys(rank)) for rank in range(layout.tp)]
-    tiled = sum(key == held[rank % arch.kv_heads] for rank, key in enumerate(held))
-    repeated = sum(key == held[rank - rank % layout.kv_replicator] for rank, key in enumerate(held))
-    return "trn2" if repeated > tiled else "trn1"
+    for pp_rank in range(layout.pp):
+        for name in (name for name in read(0, pp_rank) if name.endswith(QKV_MARKS[qkv])):
+            for rank in range(layout.tp):
+                if name in read(rank, pp_rank):
+                    read(rank, pp_rank).ahead(name)
+            held = [hash(keys(name, rank, pp_rank)) for rank in range(layout.tp)]
+            tiled = sum(key == held[rank % arch.kv_heads] for rank, key in enumerate(held))
+            repeated = sum(key == held[rank - rank % layout.kv_replicator] for rank, key in enumerate(held))
+            if repeated != tiled:
+                return "trn2" if repeated > tiled else "trn1"
+    raise LayoutError(
+        f"{where}: trn1 and trn2 put copies of key heads on different ranks, and here no layer's copies tell which; "
+        "say where it was trained with --instance-family trn1 or trn2"
+    )

@@ -9,11 +9,11 @@ from trainium.checkpoint.architecture import Architecture
 from trainium.checkpoint.errors import CheckpointError
 from trainium.checkpoint.huggingface import open_weights, read_config
 from trainium.checkpoint.inventory import TensorProblem, take_inventory
-from trainium.checkpoint.layout import Layout
+from trainium.checkpoint.layout import InstanceFamily, Layout
 from trainium.checkpoint.paths import find_shards, holds_shards, model_folder
 from trainium.checkpoint.placement import EMBEDDING, HEAD
 from trainium.checkpoint.rows import Held, Piece, Rows
-from trainium.checkpoint.stored_layout import rank_reader, read_layout
+from trainium.checkpoint.stored_layout import GivenLayout, rank_reader, read_layout
 from trainium.checkpoint.weights import TensorInfo, Weights
 
 
@@ -42,16 +42,23 @@ class StoredModel:
         )
 
 
-def open_model(path: Path, config: Mapping[str, Any] | None = None, *, headers_only: bool = False) -> StoredModel:
+def open_model(
+    path: Path,
+    config: Mapping[str, Any] | None = None,
+    *,
+    headers_only: bool = False,
+    family: InstanceFamily | None = None,
+) -> StoredModel:
     """Open a Hugging Face folder, a `.safetensors`, `.bin` or `.pt` file, or an NxD checkpoint.
 
-    config: the content of a checkpoint's config.json. headers_only: no weights will be read. Raises CheckpointError,
-    ArchitectureError or LayoutError when it cannot be read as that.
+    config: the content of a checkpoint's config.json. headers_only: no weights will be read. family: where it was
+    trained, for a checkpoint whose copies of key heads do not tell. Raises CheckpointError, ArchitectureError or
+    LayoutError when it cannot be read as that.
     """
     if not path.exists():
         raise CheckpointError(f"{path} does not exist")
     if path.is_dir() and holds_shards(model_folder(path)):
-        return _open_checkpoint(path, config, headers_only)
+        return _open_checkpoint(path, config, headers_only, family)
     weights = open_weights(path)
     return StoredModel(
         path=path,
@@ -72,7 +79,9 @@ def _whole(weights: Weights, name: str) -> Rows:
     return Rows((Piece(None, 0, 0, (Held(weights.raw(name), weights.info[name].dtype, weights.where.name),)),))
 
 
-def _open_checkpoint(path: Path, config: Mapping[str, Any] | None, headers_only: bool) -> StoredModel:
+def _open_checkpoint(
+    path: Path, config: Mapping[str, Any] | None, headers_only: bool, family: InstanceFamily | None
+) -> StoredModel:
     if config is None:
         raise CheckpointError(
             f"{path} is an NxD checkpoint, whose files do not say how many heads the model has: give the base model's "
@@ -81,7 +90,7 @@ def _open_checkpoint(path: Path, config: Mapping[str, Any] | None, headers_only:
     arch = Architecture.from_config(config)
     read = rank_reader(find_shards(model_folder(path)), headers_only=headers_only)
     # which ranks hold copies changes no name and no shape
-    layout = read_layout(path, arch, read=read, headers_only=headers_only)
+    layout = read_layout(path, arch, GivenLayout(instance_family=family), read=read, headers_only=headers_only)
     layout.check(arch)
     inventory = take_inventory(read, arch, layout)
     return StoredModel(

@@ -6,8 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
+from trainium.checkpoint.__main__ import main
 from trainium.checkpoint.architecture import Architecture
+from trainium.checkpoint.compare import compare_hf
 from trainium.checkpoint.convert import to_nxd
 from trainium.checkpoint.errors import CheckpointError, LayoutError
 from trainium.checkpoint.huggingface import read_config
@@ -79,3 +82,26 @@ def test_another_model_or_a_lost_shard_is_said(make_model: MakeModel, tmp_path: 
     (tmp_path / "nxd" / "model" / "dp_rank_00_tp_rank_00_pp_rank_01.pt").unlink()
     with pytest.raises(CheckpointError, match="lacks dp_rank_00_tp_rank_00_pp_rank_01"):
         read_layout(tmp_path / "nxd", arch)
+
+
+@pytest.mark.parametrize("equal_layers", [1, 2])
+def test_equal_key_heads_do_not_tell_the_family(
+    make_model: MakeModel, tmp_path: Path, capsys: pytest.CaptureFixture[str], equal_layers: int
+) -> None:
+    source, nxd, back = make_model(), tmp_path / "nxd", tmp_path / "back"
+    state = load_file(source / "model.safetensors")
+    for layer in range(equal_layers):
+        keys = state[f"model.layers.{layer}.self_attn.k_proj.weight"]
+        keys[4:] = keys[:4]
+    save_file(state, source / "model.safetensors")
+    to_nxd(source, nxd, Layout(tp=4, kv_replicator=2, instance_family="trn2"))
+    family = ["--instance-family", "trn2"] if equal_layers == 2 else []
+    for command in (
+        ["to-hf", str(nxd), str(back), "--config", str(source / "config.json")],
+        ["verify", str(source), str(nxd)],
+    ):
+        if family:
+            assert main(command) == 2
+            assert "say where it was trained with --instance-family" in capsys.readouterr().err
+        assert main([*command, *family]) == 0
+    assert compare_hf(source, back).equal
