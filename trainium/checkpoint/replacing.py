@@ -11,6 +11,8 @@ _TRAINING = ("optim", "scheduler.pt", "user_content.pt")  # what NxD saves besid
 
 def refuse_losses(out: Path, checkpoint: Path, config: object) -> None:
     """Raise CheckpointError when what is read, or weights that nobody made here, would be replaced by the output."""
+    if out.name in ("", ".."):
+        return  # refused as an output at all, with its own message
     for path in (checkpoint, *([config] if isinstance(config, Path) else [])):
         if out.resolve() in (path.resolve(), *path.resolve().parents):
             raise CheckpointError(

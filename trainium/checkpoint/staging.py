@@ -68,9 +68,19 @@ def _folder_beside(target: Path, suffix: str) -> Path:
 
 
 def refuse_other(target: Path, ours: re.Pattern[str]) -> None:
-    """Raise CheckpointError when the target is no folder, or one with anything that is not `ours`."""
-    if target.is_symlink() or (target.exists() and not target.is_dir()):
-        raise CheckpointError(f"{target} exists and is no folder; choose another output or remove it")
+    """Raise CheckpointError when the target is no folder, or one with anything that is not `ours`.
+
+    It is renamed in the end, so it must have a name of its own, and be no mount.
+    """
+    if target.name in ("", ".."):
+        raise CheckpointError(f"the output {str(target)!r} has no name of its own; write the folder's path out")
+    if target.is_symlink():
+        raise CheckpointError(f"{target} is a symbolic link, which cannot be replaced; give {target.resolve()} instead")
+    for path in (target, *target.parents):
+        if path.exists() and not path.is_dir():
+            raise CheckpointError(f"{path} exists and is no folder; choose another output or remove it")
+    if os.path.ismount(target):
+        raise CheckpointError(f"{target} is a mount, which cannot be replaced; give a folder in it: {target / 'model'}")
     others = sorted(path.name for path in target.iterdir() if not ours.fullmatch(path.name)) if target.exists() else []
     if others:
         raise CheckpointError(
@@ -97,6 +107,10 @@ def take_place(temporary: Path, target: Path) -> None:
     else:
         aside = _folder_beside(target, ".replaced")
         target.rename(aside)
-        temporary.rename(target)
+        try:
+            temporary.rename(target)
+        except OSError:
+            aside.rename(target)
+            raise
         shutil.rmtree(aside, ignore_errors=True)
     sync_folder(target.parent)

@@ -102,7 +102,7 @@ def workspace(
                 take_place(space.folder, target)
                 shutil.rmtree(root, ignore_errors=True)
     except OSError as error:
-        kept = f"; what is complete is kept in {root} for another attempt" if root.exists() else ""
+        kept = f"; what is complete is kept in {root} for another attempt" if _complete(root) else ""
         raise CheckpointError(f"{target} could not be written: {error.strerror or error}{kept}") from error
 
 

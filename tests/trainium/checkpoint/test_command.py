@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from trainium.checkpoint.__main__ import main
 from trainium.checkpoint.compare import compare_hf
+from trainium.checkpoint.staging import take_place
 
 MakeModel = Callable[..., Path]
 LAYOUT = ["--tp", "4", "--kv-replicator", "2"]
@@ -147,3 +148,44 @@ def test_weights_that_are_no_earlier_output_are_not_replaced(
     (nxd / "optim").mkdir()
     assert main(["to-nxd", str(base), str(nxd), *LAYOUT]) == 2
     assert "checkpoint of a training (optim beside model/)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        ("/dev/shm", "/dev/shm is a mount"),
+        ("x/..", "has no name of its own"),
+        (".", "has no name of its own"),
+        ("", "has no name of its own"),
+        ("link", "is a symbolic link, which cannot be replaced; give "),
+        ("file", "file exists and is no folder"),
+        ("file/deeper", "file exists and is no folder"),
+    ],
+)
+def test_an_output_that_cannot_be_renamed_is_refused_before_anything_is_written(
+    make_model: MakeModel,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    output: str,
+    message: str,
+) -> None:
+    source = make_model()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("os.path.ismount", lambda path: str(path) == "/dev/shm")
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to("elsewhere")
+    assert main(["to-nxd", str(source), "nxd", *LAYOUT]) == 0
+    (tmp_path / "config.json").write_bytes((source / "config.json").read_bytes())
+    before = sorted(path.name for path in tmp_path.iterdir())
+    assert main(["to-hf", "nxd", output, "--config", str(source / "config.json")]) == 2
+    assert message in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_an_earlier_output_is_put_back_when_the_new_cannot_take_its_place(tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "file").touch()
+    with pytest.raises(FileNotFoundError):
+        take_place(tmp_path / "lost", tmp_path / "old")
+    assert [str(path.relative_to(tmp_path)) for path in sorted(tmp_path.rglob("*"))] == ["old", "old/file"]
