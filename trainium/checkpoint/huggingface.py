@@ -65,12 +65,11 @@ def open_weights(path: Path) -> Weights:
     """
     if path.is_file():
         return _open_file(path)
-    for name in ("model.safetensors", "pytorch_model.bin", "checkpoint.pt"):
+    # as transformers looks: what was converted to safetensors later leaves its older form beside it
+    names = ("model.safetensors", INDEX, "pytorch_model.bin", "pytorch_model.bin.index.json", "checkpoint.pt")
+    for name in names:
         if (path / name).is_file():
-            return _open_file(path / name)
-    for name in (INDEX, "pytorch_model.bin.index.json"):
-        if (path / name).is_file():
-            return _open_index(path / name)
+            return (_open_index if name.endswith(".json") else _open_file)(path / name)
     raise CheckpointError(f"{path} holds no weights: neither model.safetensors nor {INDEX} nor pytorch_model.bin")
 
 

@@ -282,3 +282,13 @@ def test_an_index_is_checked_against_its_files(make_model: MakeModel) -> None:
         index.write_text(json.dumps({"weight_map": weight_map}))
         with pytest.raises(CheckpointError, match=message):
             open_weights(source)
+
+
+def test_safetensors_come_before_an_older_form_beside_them(make_model: MakeModel, tmp_path: Path) -> None:
+    source = make_model()
+    state = load_file(source / "model.safetensors")
+    to_nxd(source, tmp_path / "nxd", LAYOUT)
+    to_hf(tmp_path / "nxd", tmp_path / "back", source / "config.json", LAYOUT, max_shard_bytes=4000)
+    for name in ("pytorch_model.bin", "checkpoint.pt"):
+        torch.save({key: torch.zeros_like(tensor) for key, tensor in state.items()}, tmp_path / "back" / name)
+    assert compare_hf(source, tmp_path / "back").equal
