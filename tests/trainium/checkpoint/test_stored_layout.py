@@ -105,3 +105,11 @@ def test_equal_key_heads_do_not_tell_the_family(
             assert "say where it was trained with --instance-family" in capsys.readouterr().err
         assert main([*command, *family]) == 0
     assert compare_hf(source, back).equal
+
+
+def test_stages_of_a_single_pipeline_rank_make_no_difference(make_model: MakeModel, tmp_path: Path) -> None:
+    source, nxd, back = make_model(), tmp_path / "nxd", tmp_path / "back"
+    options = ["--tp", "2", "--virtual-pp", "2"]
+    assert main(["to-nxd", str(source), str(nxd), *options]) == 0
+    assert main(["to-hf", str(nxd), str(back), "--config", str(source / "config.json"), *options]) == 0
+    assert compare_hf(source, back).equal
