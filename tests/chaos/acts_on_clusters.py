@@ -10,6 +10,7 @@ from tests.slurm_lab.faults import QueuedJob
 ANY = moments(Event.SUBMITTING, Event.RUNNING, Event.SAVED, Event.ENDED)
 RUNNING = moments(Event.RUNNING, stages=("convert", "compile", "train")) + moments(Event.SAVED)
 TRAINING = (Moment(Event.RUNNING, "train"), Moment(Event.SAVED, "train"))
+BEFORE_TRAINING = moments(Event.RUNNING, stages=("convert", "compile"))
 SAVED = moments(Event.SAVED)  # before that a further attempt would get no further
 BEFORE = tuple(Moment(Event.RUNNING, stage) for stage in STAGES[:-1])  # of a job that another one follows
 
@@ -169,7 +170,9 @@ KINDS = (
         overrides=("resources.partition=cloud",),
     ),
     Kind("preempted", preempted, Then.GOES_ON, TRAINING, OWN),
-    Kind("requeued", requeued, Then.GOES_ON, RUNNING, OWN, overrides=REQUEUE),
+    Kind("requeued", requeued, Then.GOES_ON, BEFORE_TRAINING, OWN, overrides=REQUEUE),
+    # Slurm starts it with the same config, so from the base weights; the flow sees that and says so.
+    Kind("requeued in training", requeued, Then.FAILS, SAVED, OWN, overrides=REQUEUE),
     Kind("time limit", time_limit, Then.GOES_ON, SAVED, OWN, step=2.0),
     Kind("scancel from outside", cancelled_from_outside, Then.STOPS, RUNNING, OWN),
     Kind("job held", held, Then.GOES_ON, BEFORE, OWN),

@@ -5,7 +5,7 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 
-from tests.chaos.acts_on_clusters import node_killed, preempted, requeued
+from tests.chaos.acts_on_clusters import node_killed, preempted
 from tests.chaos.cases import Event, Kind, Lab, Moment, Then
 from tests.chaos.scene import Scene
 
@@ -34,6 +34,5 @@ def trainer_killed(scene: Scene) -> None:
 KINDS = (
     Kind("node killed", node_killed, Then.GOES_ON, AFTER_A_CHECKPOINT, Lab()),
     Kind("preempted", preempted, Then.GOES_ON, AFTER_A_CHECKPOINT, Lab()),
-    Kind("requeued", requeued, Then.GOES_ON, AFTER_A_CHECKPOINT, Lab(), overrides=("resources.requeue=true",)),
     Kind("trainer killed", trainer_killed, Then.GOES_ON, AFTER_A_CHECKPOINT),
 )
