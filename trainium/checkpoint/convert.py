@@ -1,6 +1,5 @@
 """Conversion of whole checkpoints, streamed: files are mapped, and nothing larger than a block of them is copied."""
 
-import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
@@ -31,7 +30,7 @@ from trainium.checkpoint.placement import (
     source_shapes,
 )
 from trainium.checkpoint.portions import close_all, file_portions, identity, rank_portion, sizes, write_all
-from trainium.checkpoint.replacing import refuse_losses, refuse_training
+from trainium.checkpoint.replacing import MODEL_FOLDER, WEIGHT_FOLDER, refuse_losses, refuse_training
 from trainium.checkpoint.stored_layout import rank_reader
 from trainium.checkpoint.transfer import Loaded, Portion
 from trainium.checkpoint.weights import TensorInfo, Weights, float_dtype
@@ -39,11 +38,6 @@ from trainium.checkpoint.workspace import Share, workspace
 from trainium.text import some
 
 _MAX_RANKS = 16  # written together, so that a tensor that is cut along its columns is read once for them
-
-_MODEL_FOLDER = re.compile(r"(dp_rank_\d+_)?tp_rank_\d+_pp_rank_\d+(\.pt)?(\.tensors|\.info\.pt)?")
-_WEIGHT_FOLDER = re.compile(
-    r"model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json|checkpoint\.pt|config\.json"
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +100,7 @@ def to_nxd(
         groups.setdefault(rank[1], []).append(portions[-1])
     conversion = {"layout": asdict(layout), "dtype": dtype, "form": form, "input": identity(weights.files)}
     count = _Counter(sum(portion.bytes for portion in portions), progress)
-    with workspace(out / "model", _MODEL_FOLDER, conversion, sizes(portions), share) as space:
+    with workspace(out / "model", MODEL_FOLDER, conversion, sizes(portions), share) as space:
         size = min(_MAX_RANKS, -(-len(portions) // (2 * workers)))
         items = [group[first : first + size] for group in groups.values() for first in range(0, len(group), size)]
         write_all(space, items, workers, count.add)
@@ -173,7 +167,7 @@ def to_hf(
     read_files = [path for rank in layout.ranks for path in read(*rank).files]
     conversion = {"layout": asdict(layout), "dtype": dtype, "input": identity(read_files), "files": files}
     count = _Counter(sum(portion.bytes for portion in portions), progress)
-    with workspace(out, _WEIGHT_FOLDER, conversion, sizes(portions), None) as space:
+    with workspace(out, WEIGHT_FOLDER, conversion, sizes(portions), None) as space:
         done = write_all(space, [[portion] for portion in portions], workers, count.add)
         close_all(space.folder, portions, done)
         if len(files) > 1:

@@ -1,10 +1,17 @@
 """What an output may not take the place of: the input, and weights that no conversion here has written."""
 
+import re
 from pathlib import Path
 
 from trainium.checkpoint.errors import CheckpointError
 from trainium.checkpoint.huggingface import foreign_weights
 from trainium.text import some
+
+# Names that an earlier output may hold: out/model of `to_nxd`, and out of `to_hf`.
+MODEL_FOLDER = re.compile(r"(dp_rank_\d+_)?tp_rank_\d+_pp_rank_\d+(\.pt)?(\.tensors|\.info\.pt)?")
+WEIGHT_FOLDER = re.compile(
+    r"model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json|checkpoint\.pt|config\.json"
+)
 
 _TRAINING = ("optim", "scheduler.pt", "user_content.pt")  # what NxD saves beside model/
 

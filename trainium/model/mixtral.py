@@ -5,11 +5,7 @@ asked for. NxDT's `hf_nxdt_mixtral_ckpt_converter.py` and its options were read,
 """
 
 import os
-import shutil
 import subprocess
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from trainium.checkpoint.formats import Form
@@ -23,10 +19,13 @@ from trainium.checkpoint.huggingface import (
 )
 from trainium.checkpoint.layout import InstanceFamily, Layout, Qkv
 from trainium.checkpoint.paths import find_shards, model_folder, tensor_folder
+from trainium.checkpoint.replacing import MODEL_FOLDER, WEIGHT_FOLDER, refuse_losses, refuse_training
 from trainium.checkpoint.shards import write_shard
+from trainium.checkpoint.staging import staged
 from trainium.checkpoint.weights import Weights
 from trainium.errors import UserError
-from trainium.model.nxdt_converter import FULL_STATE, Direction, converter_env, qkv_flags
+from trainium.files import sync_file
+from trainium.model.nxdt_converter import FULL_STATE, Direction, command_line, converter_env
 
 SCRIPT = Path("checkpoint_converter_scripts") / "hf_nxdt_mixtral_ckpt_converter.py"  # below NxDT's examples folder
 _NOTE = "Mixtral: NxDT's own converter did the work; how it stacks the experts was not checked here"
@@ -74,21 +73,23 @@ def layout(
 def to_nxd(hf_dir: Path, out: Path, layout: Layout, examples: Path | None, *, form: Form = "inline") -> None:
     """HF folder → `out/model`, by NxDT's converter with the `python3` that is first in PATH.
 
-    examples: NxDT's examples folder. Raises MixtralError; `out/model` is as it was before then.
+    examples: NxDT's examples folder. An earlier `out/model` is replaced in one step. Raises MixtralError, and
+    CheckpointError as `convert.to_nxd`.
     """
     script = _script(examples)
-    config = hf_dir / "config.json"
-    with _work(out) as work:
+    refuse_training(out)
+    weights = open_weights(hf_dir)
+    needed = 2 * sum(item.bytes for item in weights.info.values())  # the file that is read, and what is made of it
+    with staged(out / "model", MODEL_FOLDER, needed) as work:
         full = work / FULL_STATE
-        weights = open_weights(hf_dir)
         write_shard(full, dict(weights.info), (weights[name] for name in weights.info))
-        xser = ("--save_xser", "True") if form == "per-tensor" else ()
-        _run(_argv(script, Direction.TO_NXD, full, work / "out", config, layout, xser))
-        find_shards(work / "out" / "model")
-        out.mkdir(parents=True, exist_ok=True)
-        if (out / "model").exists():
-            (out / "model").rename(work / "replaced")
-        (work / "out" / "model").rename(out / "model")
+        _run(script, Direction.TO_NXD, full, work, hf_dir, layout, xser=form == "per-tensor")
+        full.unlink()
+        find_shards(work / "model")
+        for path in (work / "model").iterdir():
+            path.rename(work / path.name)
+        (work / "model").rmdir()
+        _sync(work)
     print(f"{out / 'model'}: {_NOTE}")
 
 
@@ -104,18 +105,20 @@ def to_hf(
 ) -> None:
     """NxD checkpoint → safetensors or `checkpoint.pt` in `out`, beside a copy of config.json. As `to_nxd`."""
     script = _script(examples)
+    refuse_losses(out, checkpoint, config)
     shards = find_shards(model_folder(checkpoint))
-    xser = ("--load_xser", "True") if any(tensor_folder(path).is_dir() for path in shards.files.values()) else ()
-    with _work(out) as work:
-        _run(_argv(script, Direction.TO_HF, shards.folder, work, config, layout, xser))
-        if not (work / FULL_STATE).is_file():
+    xser = any(tensor_folder(path).is_dir() for path in shards.files.values())
+    needed = 2 * sum(path.stat().st_size for path in shards.folder.rglob("*") if path.is_file())
+    with staged(out, WEIGHT_FOLDER, needed) as work:
+        _run(script, Direction.TO_HF, shards.folder, work, config, layout, xser=xser)
+        full = work / FULL_STATE
+        if not full.is_file():
             raise MixtralError(f"NxDT's converter ended well but wrote no {FULL_STATE}; its messages are above")
-        out.mkdir(parents=True, exist_ok=True)
-        write_object(out / "config.json", read_config(config))
-        if single_file:
-            (work / FULL_STATE).rename(out / FULL_STATE)
-        else:
-            _write_safetensors(open_weights(work / FULL_STATE), out, max_shard_bytes)
+        write_object(work / "config.json", read_config(config))
+        if not single_file:
+            _write_safetensors(open_weights(full), work, max_shard_bytes)
+            full.unlink()
+        _sync(work)
     print(f"{out}: {_NOTE}")
 
 
@@ -131,30 +134,15 @@ def _script(examples: Path | None) -> Path:
     return script
 
 
-def _argv(
-    script: Path, direction: Direction, source: Path, out: Path, config: Path, layout: Layout, xser: tuple[str, ...]
-) -> tuple[str, ...]:
-    virtual = ("--virtual_pp_size", str(layout.virtual_pp)) if layout.virtual_pp > 1 else ()
-    return (
-        "python3",
-        str(script),
-        *("--model_style", "hf"),
-        *("--hw_backend", layout.instance_family),
-        *("--input_dir", str(source.absolute())),
-        *("--output_dir", str(out.absolute())),
-        *xser,
-        *("--config", str(config.absolute())),
-        *("--tp_size", str(layout.tp)),
-        *("--pp_size", str(layout.pp)),
-        *virtual,
-        *("--n_layers", str(read_config(config)["num_hidden_layers"])),
-        *("--kv_size_multiplier", str(layout.kv_replicator)),
-        *qkv_flags(layout, direction),
-        f"--{direction}",
-    )
-
-
-def _run(argv: tuple[str, ...]) -> None:
+def _run(
+    script: Path, direction: Direction, source: Path, out: Path, config: Path, layout: Layout, *, xser: bool
+) -> None:
+    """config: config.json, or the folder that has it."""
+    layers = read_config(config).get("num_hidden_layers")
+    if not isinstance(layers, int):
+        raise MixtralError(f"{config}: num_hidden_layers={layers!r} must be a whole number")
+    paths = (source.absolute(), out.absolute(), (config / "config.json" if config.is_dir() else config).absolute())
+    argv = command_line(script, direction, *paths, layout, layers=layers, xser=xser)
     try:
         code = subprocess.run(argv, env=os.environ | converter_env(), stdin=subprocess.DEVNULL, check=False).returncode
     except OSError as error:
@@ -175,12 +163,8 @@ def _write_safetensors(weights: Weights, out: Path, max_shard_bytes: int) -> Non
         write_index(out, weights.info, files)
 
 
-@contextmanager
-def _work(out: Path) -> Iterator[Path]:
-    """A folder beside what is written; it goes whatever happens."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}-"))
-    try:
-        yield work
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+def _sync(folder: Path) -> None:
+    """NxDT's converter leaves it to the system when what it wrote reaches the disk."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            sync_file(path)

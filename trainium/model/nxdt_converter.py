@@ -63,7 +63,23 @@ def converter_argv(
             # With xser a relative --input_dir fails after the work is done (measured).
             raise NxdtConverterError(f"{what} path {path} is relative: the converter needs absolute paths")
     check_layout(layout, arch, direction)
-    xser = "--save_xser" if direction is Direction.TO_NXD else "--load_xser"
+    return command_line(script, direction, source, out, config, layout, layers=arch.layers, python=python)
+
+
+def command_line(
+    script: Path,
+    direction: Direction,
+    source: Path,
+    out: Path,
+    config: Path,
+    layout: Layout,
+    *,
+    layers: int,
+    xser: bool = True,
+    python: str = "python3",
+) -> tuple[str, ...]:
+    """As `converter_argv`, for any script with these options and whatever it is given. xser: the per-tensor form."""
+    form = ("--save_xser" if direction is Direction.TO_NXD else "--load_xser", "True") if xser else ()
     virtual = ("--virtual_pp_size", str(layout.virtual_pp)) if layout.virtual_pp > 1 else ()
     return (
         python,
@@ -72,14 +88,14 @@ def converter_argv(
         *("--hw_backend", layout.instance_family),
         *("--input_dir", str(source)),
         *("--output_dir", str(out)),
-        *(xser, "True"),
+        *form,
         *("--config", str(config)),
         *("--tp_size", str(layout.tp)),
         *("--pp_size", str(layout.pp)),
         *virtual,
-        *("--n_layers", str(arch.layers)),
+        *("--n_layers", str(layers)),
         *("--kv_size_multiplier", str(layout.kv_replicator)),
-        *qkv_flags(layout, direction),
+        *_qkv_flags(layout, direction),
         f"--{direction}",
     )
 
@@ -146,7 +162,7 @@ def prepare(base: Path, out: Path) -> int:
     return len(sources)
 
 
-def qkv_flags(layout: Layout, direction: Direction) -> tuple[str, ...]:
+def _qkv_flags(layout: Layout, direction: Direction) -> tuple[str, ...]:
     """Flags that are on. One that is off is left out: argparse reads `--flag False` as True (`type=bool`)."""
     match layout.qkv:
         case "fused":

@@ -116,3 +116,34 @@ def test_other_models_do_not_go_there(mixtral: Path, examples: Path, tmp_path: P
     (mixtral / "config.json").write_text(json.dumps({"model_type": "llama"}))
     assert main(["to-nxd", str(mixtral), str(tmp_path / "nxd"), "--tp", "1", "--examples", str(examples)]) == 2
     assert not (tmp_path / "seen").exists()
+
+
+def test_what_somebody_else_keeps_in_the_output_is_not_lost(mixtral: Path, examples: Path, tmp_path: Path) -> None:
+    options = ["--tp", "1", "--examples", str(examples)]
+    assert main(["to-nxd", str(mixtral), str(tmp_path / "nxd"), *options]) == 0
+    (tmp_path / "nxd" / "model" / "thesis.txt").write_text("mine")
+    assert main(["to-nxd", str(mixtral), str(tmp_path / "nxd"), *options]) == 2
+    assert (tmp_path / "nxd" / "model" / "thesis.txt").read_text() == "mine"
+    (tmp_path / "nxd" / "model" / "thesis.txt").unlink()
+    config = ["--config", str(mixtral)]
+    assert main(["to-hf", str(tmp_path / "nxd"), str(mixtral), *config, *options]) == 2
+    assert EXPERT in load_file(mixtral / "model.safetensors")
+
+
+def test_an_earlier_output_is_replaced_as_a_whole(mixtral: Path, examples: Path, tmp_path: Path) -> None:
+    options = ["--tp", "1", "--examples", str(examples), "--config", str(mixtral)]
+    assert main(["to-nxd", str(mixtral), str(tmp_path / "nxd"), *options[:-2]]) == 0
+    back = tmp_path / "back"
+    assert main(["to-hf", str(tmp_path / "nxd"), str(back), *options, "--max-shard-bytes", "1"]) == 0
+    assert (back / "model.safetensors.index.json").exists()
+    assert main(["to-hf", str(tmp_path / "nxd"), str(back), *options]) == 0
+    assert {path.name for path in back.iterdir()} == {"config.json", "model.safetensors"}
+
+
+def test_a_config_without_layers_is_refused(
+    mixtral: Path, examples: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (mixtral / "config.json").write_text(json.dumps({"model_type": "mixtral"}))
+    assert main(["to-nxd", str(mixtral), str(tmp_path / "nxd"), "--tp", "1", "--examples", str(examples)]) == 2
+    assert "num_hidden_layers" in capsys.readouterr().err
+    assert not (tmp_path / "nxd" / "model").exists()
