@@ -14,19 +14,21 @@ from pathlib import Path
 _PIECE = 1 << 18
 
 
-def read_ahead(path: Path, size: int | None = None) -> None:
-    """The first `size` bytes of a file; all of it without."""
+def read_ahead(path: Path, size: int | None = None) -> int:
+    """The first `size` bytes of a file, all of it without; how many that are."""
     with suppress(OSError), path.open("rb", buffering=0) as file:
         end = os.fstat(file.fileno()).st_size
-        _hint(file.fileno(), 0, end if size is None else min(size, end))
+        end = end if size is None else min(size, end)
+        _hint(file.fileno(), 0, end)
+        return end
+    return 0
 
 
 def read_first_ahead(paths: Iterable[Path], size: int) -> None:
     """The first `size` bytes of files that are read one after the other."""
     for path in paths:
         if size > 0:
-            read_ahead(path, size)
-            size -= path.stat().st_size
+            size -= read_ahead(path, size)
 
 
 def read_ends_ahead(paths: Iterable[Path], size: int) -> None:

@@ -189,3 +189,11 @@ def test_an_earlier_output_is_put_back_when_the_new_cannot_take_its_place(tmp_pa
     with pytest.raises(FileNotFoundError):
         take_place(tmp_path / "lost", tmp_path / "old")
     assert [str(path.relative_to(tmp_path)) for path in sorted(tmp_path.rglob("*"))] == ["old", "old/file"]
+
+
+def test_a_link_to_nowhere_is_no_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = {"model_type": "llama", "hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"intermediate_size": 16, "vocab_size": 8}))
+    (tmp_path / "model.safetensors").symlink_to(tmp_path / "nowhere")
+    assert main(["to-nxd", str(tmp_path), str(tmp_path / "out"), "--tp", "1"]) == 2
+    assert "holds no weights" in capsys.readouterr().err
