@@ -209,12 +209,11 @@ def _detached(folder: Any, cancel_now: Any, presses: int) -> None:
             highlight=False,
             soft_wrap=True,
         )
-    try:
-        if presses < 2:
+        try:
             time.sleep(SECOND_CTRL_C)
             raise typer.Exit(FAILED)
-    except KeyboardInterrupt:
-        pass
+        except KeyboardInterrupt:
+            pass
     ids = cancel_now()
     errors.print(f"Cancelled: {', '.join(ids)}" if ids else "There was no job to cancel.", highlight=False)
     raise typer.Exit(FAILED)
