@@ -2,8 +2,8 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator
-from datetime import timedelta
+from collections.abc import Callable, Collection, Iterator
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 
 from slurm.folder import JobFolder
 from slurm.local import LocalScheduler
+from slurm.scheduler import QueueRow
 from slurm.spec import JobSpec
 
 
@@ -29,6 +30,22 @@ def eventually(condition: Callable[[], Any], what: str, seconds: float = 30) -> 
         assert time.monotonic() < deadline, f"not in {seconds} s: {what}"
         time.sleep(0.02)
     return value
+
+
+class OnlyAsked:
+    """What a stand-in scheduler of the watcher's tests does not do: a watcher only asks."""
+
+    def submit(self, script: Path, name: str) -> str:
+        raise NotImplementedError
+
+    def find(self, name: str, since: datetime) -> list[QueueRow]:
+        raise NotImplementedError
+
+    def cancel(self, job_ids: Collection[str]) -> None:
+        raise NotImplementedError
+
+    def render(self, spec: JobSpec, folder: JobFolder, name: str) -> str:
+        raise NotImplementedError
 
 
 @pytest.fixture

@@ -19,12 +19,11 @@ from slurm.looks import Looks
 from slurm.pace import Board, claim_queue
 from slurm.scheduler import AccountingRow, QueueRow, Timing
 from slurm.snapshot import Snapshot
-from slurm.spec import JobSpec
 from slurm.states import JobState
 from slurm.submission import ensure_submitted
 from slurm.verdict import JobStatus, Outcome
 from slurm.watcher import Watcher
-from tests.slurm.conftest import bash, eventually
+from tests.slurm.conftest import OnlyAsked, bash, eventually
 from tests.slurm_lab.lab import SlurmLab
 
 ROOT = Path(__file__).parents[2]
@@ -33,7 +32,7 @@ RARE = Timing(exit_scan=0.02, queue=3600, early=0.1, accounting=0.2, confirm=0.1
 
 
 @dataclass
-class Queue:
+class Queue(OnlyAsked):
     """A scheduler that counts what it is asked; all jobs in `rows` are this user's."""
 
     timing: Timing = RARE
@@ -56,18 +55,6 @@ class Queue:
     def accounting(self, job_ids: Collection[str], since: datetime) -> dict[str, AccountingRow] | None:
         self.accountings.append(set(job_ids))
         return {job: row for job, row in self.accounts.items() if job in job_ids}
-
-    def submit(self, script: Path, name: str) -> str:
-        raise NotImplementedError
-
-    def find(self, name: str, since: datetime) -> list[QueueRow]:
-        raise NotImplementedError
-
-    def cancel(self, job_ids: Collection[str]) -> None:
-        raise NotImplementedError
-
-    def render(self, spec: JobSpec, folder: JobFolder, name: str) -> str:
-        raise NotImplementedError
 
 
 def submitted(root: Path, job_id: str) -> JobFolder:

@@ -13,12 +13,11 @@ from slurm.errors import BrokenRecord, SchedulerUnreachable
 from slurm.folder import JobFolder, JobRecord
 from slurm.local import LocalScheduler
 from slurm.scheduler import AccountingRow, QueueRow, Timing
-from slurm.spec import JobSpec
 from slurm.states import JobState
 from slurm.submission import cancel, ensure_submitted
 from slurm.verdict import JobStatus, Outcome
 from slurm.watcher import Watcher
-from tests.slurm.conftest import bash
+from tests.slurm.conftest import OnlyAsked, bash
 
 FAST = Timing(exit_scan=0.01, queue=0.05, early=0.02, accounting=0.05, confirm=0.1, lost=0.3)
 
@@ -99,7 +98,7 @@ async def test_an_error_in_on_change_goes_to_its_caller_only(local: LocalSchedul
     assert isinstance(results[1], Outcome)
 
 
-class Mood:
+class Mood(OnlyAsked):
     """Slurm as a test wants it: a queue row, an outage, an accounting row, changed while the watcher looks."""
 
     timing = FAST
@@ -122,18 +121,6 @@ class Mood:
     def accounting(self, job_ids: Collection[str], since: datetime) -> dict[str, AccountingRow] | None:
         self.accountings += 1
         return {"7": self.account} if self.account else None
-
-    def submit(self, script: Path, name: str) -> str:
-        raise NotImplementedError
-
-    def find(self, name: str, since: datetime) -> list[QueueRow]:
-        raise NotImplementedError
-
-    def cancel(self, job_ids: Collection[str]) -> None:
-        raise NotImplementedError
-
-    def render(self, spec: JobSpec, folder: JobFolder, name: str) -> str:
-        raise NotImplementedError
 
 
 class Watched:
