@@ -14,7 +14,7 @@ from prefect.flows import Flow
 from prefect.settings import PREFECT_API_URL
 
 from flows.signals import cancelled_by_signals
-from tasks.cancellation import API_TIMEOUT, WATCH_EVERY, cancel_jobs, watch_own_state
+from tasks.cancellation import API_TIMEOUT, WATCH_EVERY, cancel_jobs, cancelling_now, watch_own_state
 from tasks.listening import current_listeners
 from tasks.stage import log
 from trainium.run.folder import RunFolder
@@ -80,8 +80,8 @@ async def kept_alive(lease: Lease) -> AsyncIterator[None]:
     """While inside, the lease has a heartbeat, signals end the flow in order, and so does a cancellation by the API.
 
     Raises LeaseLost when another process took the run over, or somebody deleted its folder; InterruptedByApi;
-    TerminationSignal (Prefect's, for its engine) after SIGTERM or SIGHUP. What ends by itself, well or not, first
-    waits for a server that is away: Prefect would otherwise never hear of the end.
+    TerminationSignal (Prefect's, for its engine) after SIGTERM or SIGHUP to a run that is not being cancelled. What
+    ends by itself, well or not, first waits for a server that is away: Prefect would otherwise never hear of the end.
     """
     main = asyncio.current_task()
     assert main is not None
@@ -112,13 +112,16 @@ async def kept_alive(lease: Lease) -> AsyncIterator[None]:
             if heart.done() and not heart.cancelled() and (lost := heart.exception()) is not None:
                 main.uncancel()
                 raise lost from None
-            if told.number is not None:
-                main.uncancel()
-                raise TerminationSignal(told.number) from None
-            if not watch.done() or watch.exception() is not None:
+            # From here on without awaiting: a worker cancels by SIGTERM just as this run sees for itself that it is
+            # cancelled, and the second of the two would end what the first has begun.
+            seen = watch.done() and not watch.cancelled() and watch.exception() is None
+            if told.number is None and not seen:
                 raise  # Ctrl-C, or whoever runs this flow among other things
             main.uncancel()
-            raise InterruptedByApi from None
+            if seen or cancelling_now():
+                raise InterruptedByApi from None
+            assert told.number is not None
+            raise TerminationSignal(told.number) from None
         finally:
             heart.cancel()
             watch.cancel()
